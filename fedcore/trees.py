@@ -1,0 +1,98 @@
+"""Arithmetic on trees: nested dictionaries whose leaves are tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Any]  # str -> Tensor or Tree
+
+
+def tree_map(function: Callable[..., Any], tree: Mapping[str, Any], *rest: Mapping[str, Any]) -> Tree:
+    """Apply `function` to the corresponding leaves of trees of the same structure."""
+    result: Tree = {}
+    for name, value in tree.items():
+        others = [other[name] for other in rest]
+        result[name] = tree_map(function, value, *others) if isinstance(value, Mapping) else function(value, *others)
+    return result
+
+
+def leaves(tree: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yield the leaves in order."""
+    for value in tree.values():
+        if isinstance(value, Mapping):
+            yield from leaves(value)
+        else:
+            yield value
+
+
+def zeros_like(tree: Mapping[str, Any]) -> Tree:
+    """Return a tree of zeros of the same structure."""
+    return tree_map(torch.zeros_like, tree)
+
+
+def stack(trees: Sequence[Mapping[str, Any]]) -> Tree:
+    """Stack C trees of the same structure on a new leading axis."""
+    return tree_map(lambda *values: torch.stack(values), trees[0], *trees[1:])
+
+
+def pick(tree: Mapping[str, Any], index: int) -> Tree:
+    """Return row `index` of a stacked tree."""
+    return tree_map(lambda value: value[index], tree)
+
+
+def add(tree: Mapping[str, Any], other: Mapping[str, Any], scale: float | Tensor = 1.0) -> Tree:
+    """Return ``tree + scale * other``."""
+    return tree_map(lambda a, b: a + scale * b, tree, other)
+
+
+def subtract(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Tree:
+    """Return ``tree - other``."""
+    return tree_map(torch.sub, tree, other)
+
+
+def accumulate(total: Tree | None, tree: Mapping[str, Any], weight: float) -> Tree:
+    """Return ``total + weight * tree``, in place on `total`; ``None`` is an empty total."""
+    if total is None:
+        return tree_map(lambda value: value * weight, tree)
+    for accumulated, value in zip(leaves(total), leaves(tree), strict=True):
+        accumulated.add_(value, alpha=weight)
+    return total
+
+
+def count(tree: Mapping[str, Any]) -> int:
+    """Return the number of scalars."""
+    return sum(value.numel() for value in leaves(tree))
+
+
+def num_bytes(tree: Mapping[str, Any]) -> int:
+    """Return the number of bytes of the leaves."""
+    return sum(value.numel() * value.element_size() for value in leaves(tree))
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
+    """Return the leaves by path, joined with ``/``; empty branches vanish."""
+    flat: dict[str, Tensor] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{name}/"))
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def unflatten(flat: Mapping[str, Tensor], like: Mapping[str, Any], prefix: str = "") -> Tree:
+    """Undo `flatten`: give the leaves the structure of `like`.
+
+    Raises
+    ------
+    KeyError
+        If a leaf of `like` is missing.
+    """
+    return {
+        name: unflatten(flat, value, f"{prefix}{name}/") if isinstance(value, Mapping) else flat[prefix + name]
+        for name, value in like.items()
+    }

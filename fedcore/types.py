@@ -1,0 +1,87 @@
+"""What hooks see and return.
+
+Shape letters: N clients, C clients in a block, K local steps, B batch rows, D feature width, Y classes.
+Method and add-on code sees ONE client and ONE batch: no C axis, no loop; the engine adds both.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]  # name -> leaf; names of the model's parameters, plus a method's extra ones
+State = dict[str, Any]  # a tree a method or add-on remembers; keeps its keys and shapes
+
+
+class Batch(NamedTuple):
+    """Rows of one client's train split.
+
+    Attributes
+    ----------
+    x : [B, ...] float
+        Model inputs, normalised.
+    y : [B] int64
+        Labels.
+    mask : [B] float
+        1 for an example, 0 for padding. Padding rows are copies of real rows.
+    draws : dict of tensors
+        This step's random numbers, drawn by the ``draws`` hooks.
+    """
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+    draws: dict[str, Tensor]
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean of ``values`` [B, ...] over the examples; padding never counts."""
+        mask = self.mask.reshape(-1, *[1] * (values.dim() - 1))
+        return (values * mask).sum(0) / self.mask.sum()
+
+
+class ClientInfo(NamedTuple):
+    """Facts of one client, counted on its train split."""
+
+    num_examples: Tensor  # [] float
+    class_counts: Tensor  # [Y] float
+
+
+class View(NamedTuple):
+    """All one client may look at in a round besides its parameters and state; read-only."""
+
+    anchor: Params  # parameters the client starts the round with: shared as received, and its own
+    server: State  # this part's share of what the server sent
+    info: ClientInfo
+    num_steps: Tensor  # [] local steps this client takes this round, over all phases
+    mass: Tensor  # [] sum of the steps' learning rates, momentum included: lr * num_steps for plain SGD
+    lr: float
+    round: int  # 0, 1, ...; negative in a set-up round
+    phase: str
+
+
+class Output(NamedTuple):
+    """What a model says about B rows."""
+
+    features: Tensor  # [B, D]
+    logits: Tensor  # [B, Y]
+
+
+class Cohort(NamedTuple):
+    """What the server knows of one round's uploads besides their mean."""
+
+    clients: tuple[int, ...]
+    weights: tuple[float, ...]  # sum to one
+    num_clients: int  # N
+    round: int
+
+    @property
+    def share(self) -> float:
+        """Cohort size over number of clients."""
+        return len(self.clients) / self.num_clients
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy [B] of logits [B, Y] against labels [B]."""
+    return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
