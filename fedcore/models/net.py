@@ -1,0 +1,112 @@
+"""The functional face of a model: parameters in, features and logits out."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedcore.config import BatchNormPolicy
+from fedcore.types import Params
+
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class Model(nn.Module):
+    """A network of two parts: ``body`` makes features [B, D] of inputs, ``head`` makes logits [B, Y] of features."""
+
+    def __init__(self, body: nn.Module, head: nn.Module, feature_dim: int):
+        super().__init__()
+        self.body = body
+        self.head = head
+        self.feature_dim = feature_dim
+
+
+class _ThreadModules(threading.local):
+    """A module for training and one for evaluation, of each thread's own: functional calls borrow its slots."""
+
+    def __init__(self, template: Model):
+        self.template = template
+        self.by_mode = {True: copy.deepcopy(template).train(), False: copy.deepcopy(template).eval()}
+
+
+class Net:
+    """A `Model` whose parameters and buffers are arguments.
+
+    Parameters
+    ----------
+    module : Model
+        Its own tensors are the initial values.
+    num_classes : int
+    batch_norm : {"sync", "local_stats", "local_all"}
+        What of batch normalisation stays with the client: nothing, the running statistics, everything.
+    """
+
+    def __init__(self, module: Model, num_classes: int, batch_norm: BatchNormPolicy = "sync"):
+        self.num_classes = num_classes
+        self.feature_dim = module.feature_dim
+        self.initial_params: Params = {n: p.detach().clone() for n, p in module.named_parameters()}
+        # Step counters are of no use with a fixed momentum and are integers: never averaged, never sent.
+        self.initial_buffers: Params = {
+            n: b.detach().clone() for n, b in module.named_buffers() if not n.endswith("num_batches_tracked")
+        }
+        self.module_types = {
+            f"{prefix}.{name}" if prefix else name: type(part)
+            for prefix, part in module.named_modules()
+            for name, _ in [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+        }
+        norm_names = {n for n, kind in self.module_types.items() if issubclass(kind, _NORMS)}
+        self.has_batch_norm = bool(norm_names)
+        self.stays_local = {
+            "sync": frozenset[str](),
+            "local_stats": frozenset(norm_names & set(self.initial_buffers)),
+            "local_all": frozenset(norm_names),
+        }[batch_norm]
+        template = copy.deepcopy(module)
+        for part in template.modules():
+            if isinstance(part, _NORMS):
+                part.num_batches_tracked = None
+        self._modules = _ThreadModules(template)
+        self._training = False
+        self.buffers: Params = self.initial_buffers
+
+    def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Net:
+        """Return this net with its tensors on `device`, of type `dtype`."""
+        net = copy.copy(self)
+        net.initial_params = {n: p.to(device, dtype) for n, p in self.initial_params.items()}
+        net.initial_buffers = {n: b.to(device, dtype) for n, b in self.initial_buffers.items()}
+        net._modules = _ThreadModules(copy.deepcopy(self._modules.template).to(device, dtype))
+        net.buffers = net.initial_buffers
+        return net
+
+    def bind(self, buffers: Mapping[str, Tensor], *, training: bool) -> Net:
+        """Return this net with these buffers; in training mode `buffers` of the result holds the updated ones."""
+        net = copy.copy(self)
+        net.buffers = dict(buffers)
+        net._training = training
+        return net
+
+    def features(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Return the body's features [B, D] of inputs [B, ...]."""
+        return self._call("body", params, x)
+
+    def classify(self, params: Mapping[str, Tensor], z: Tensor) -> Tensor:
+        """Return the head's logits [B, Y] of features [B, D]."""
+        return self._call("head", params, z)
+
+    def _call(self, part: str, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        prefix = part + "."
+        cut = len(prefix)
+        tensors = {n[cut:]: p for n, p in params.items() if n.startswith(prefix)}
+        buffers = {n: b for n, b in self.buffers.items() if n.startswith(prefix)}
+        if self._training and buffers:
+            # Training-mode normalisation updates its buffers in place: give it copies, and remember those.
+            buffers = {n: b.clone() for n, b in buffers.items()}
+            self.buffers = {**self.buffers, **buffers}
+        tensors.update({n[cut:]: b for n, b in buffers.items()})
+        result: Tensor = functional_call(getattr(self._modules.by_mode[self._training], part), tensors, (x,))
+        return result
