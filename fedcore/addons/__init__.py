@@ -1,0 +1,1 @@
+"""Add-ons: one file each; the file's name is the add-on's name in ``params.yaml``."""

@@ -1,0 +1,230 @@
+"""A method and its add-ons, as the one thing the engine runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fedcore import discovery
+from fedcore.addons.base import Addon
+from fedcore.config import Config, ConfigError, MethodBlock, Problem, Train, nearest, train_for
+from fedcore.methods.base import Method, Phase
+from fedcore.models.net import Net
+from fedcore.seeds import stream
+from fedcore.types import Batch, ClientInfo, Cohort, Output, Params, State, View, cross_entropy
+
+_METHOD = "method"  # the method's name in state trees; add-ons go by their own
+
+
+@dataclass(frozen=True)
+class Composition:
+    """One method, and add-ons by name in the order they apply.
+
+    Every state tree has one branch per part, ``method`` and the add-ons' names, and each part sees its own alone.
+    """
+
+    name: str  # the method's
+    method: Method
+    addons: Mapping[str, Addon]
+
+    # --- names ---
+
+    @property
+    def setup_rounds(self) -> int:
+        """Number of set-up rounds: the longest any part asks for."""
+        return max([self.method.setup_rounds, *(a.setup_rounds for a in self.addons.values())])
+
+    @property
+    def damping(self) -> float:
+        """Sum of the proximal strengths; see `Addon.damping`."""
+        return sum(addon.damping() for addon in self.addons.values())
+
+    def check(self, net: Net, train: Train) -> None:
+        """Raise ValueError if a part cannot run with this model or training section."""
+        self.method.check(net, train)
+        for addon in self.addons.values():
+            addon.check(net, train)
+
+    def extra_params(self, net: Net, seed: int) -> Params:
+        """Return the parameters the parts add to the model's; each part draws from a stream of its own."""
+        params: Params = {}
+        for name, part in self._parts():
+            params.update(part.extra_params(net, stream(seed, f"extra_params/{name}")))
+        return params
+
+    def is_shared(self, net: Net, name: str) -> bool:
+        """Return whether a parameter or buffer travels."""
+        if name in net.stays_local:
+            return False
+        for addon in self.addons.values():
+            if name in addon.extra_params(net, stream(0, "names")):  # for its names; the values do not matter
+                return addon.is_shared(net, name)
+        return self.method.is_shared(net, name)
+
+    # --- state ---
+
+    def init_server(self, net: Net, params: Params) -> State:
+        """Return the server's state of every part."""
+        return {name: part.init_server(net, params) for name, part in self._parts()}
+
+    def broadcast(self, server: State) -> State:
+        """Return what of the server's state travels to the cohort."""
+        return {name: part.broadcast(server[name]) for name, part in self._parts()}
+
+    def init_client(self, net: Net, params: Params) -> State:
+        """Return the state of a client that never took part."""
+        return {name: part.init_client(net, params) for name, part in self._parts()}
+
+    def start(self, net: Net, params: Params, state: State, view: View) -> tuple[Params, State]:
+        """Return parameters and state at the start of local training."""
+        params, own = self.method.start(net, params, state[_METHOD], _part_view(view, _METHOD))
+        new = {_METHOD: own}
+        for name, addon in self.addons.items():
+            new[name] = addon.start(net, params, state[name], _part_view(view, name))
+        return params, new
+
+    # --- objective ---
+
+    def draws(
+        self, seed: int, round: int, client: int, steps: int, batch_size: int, info: ClientInfo
+    ) -> dict[str, Any]:
+        """Return one client's random arrays of a round; each part draws from a stream of its own."""
+        arrays: dict[str, Any] = {}
+        for name, part in self._parts():
+            if type(part).draws not in (Method.draws, Addon.draws):
+                arrays.update(part.draws(stream(seed, f"draws/{name}", round, client), steps, batch_size, info))
+        return arrays
+
+    def forward(self, net: Net, params: Params, x: Tensor, view: View | None = None) -> Output:
+        """Return features and logits of inputs [B, ...]; without a view, as in evaluation and export."""
+        features = net.features(params, x)
+        changed = features
+        for name, addon in self.addons.items():
+            changed = addon.features(params, changed, view and _part_view(view, name))
+        return Output(features, net.classify(params, changed))
+
+    def loss(self, net: Net, params: Params, state: State, batch: Batch, view: View) -> tuple[Tensor, State]:
+        """Return the training loss [] and the new state of every part."""
+        new = dict(state)
+
+        def fit(params: Params, batch: Batch) -> Tensor:
+            output = self.forward(net, params, batch.x, view)
+            logits = output.logits
+            for name, addon in self.addons.items():
+                logits = addon.logits(logits, _part_view(view, name))
+            total = batch.mean(cross_entropy(logits, batch.y))
+            for name, addon in self.addons.items():
+                if type(addon).penalty is Addon.penalty:
+                    continue
+                term, new[name] = addon.penalty(net, params, state[name], batch, output, _part_view(view, name))
+                total = total + term
+            return total
+
+        total, new[_METHOD] = self.method.loss(fit, net, params, state[_METHOD], batch, _part_view(view, _METHOD))
+        return total, new
+
+    def correct(self, net: Net, gradient: Params, params: Params, state: State, view: View) -> Params:
+        """Return the gradient after every part's change."""
+        for name, part in self._parts():
+            gradient = part.correct(net, gradient, params, state[name], _part_view(view, name))
+        return gradient
+
+    # --- exchange ---
+
+    def finish(self, shared: Params, params: Params, state: State, view: View) -> tuple[State, State]:
+        """Return uploads and states to keep, by part."""
+        uploads, new = {}, {}
+        uploads[_METHOD], new[_METHOD] = self.method.finish(shared, params, state[_METHOD], _part_view(view, _METHOD))
+        for name, addon in self.addons.items():
+            uploads[name], new[name] = addon.finish(params, state[name], _part_view(view, name))
+        return uploads, new
+
+    def aggregate(self, shared: Params, server: State, mean: State, cohort: Cohort) -> tuple[Params, State]:
+        """Return the new shared parameters and server state.
+
+        In a set-up round only the parts that asked for it take what they were sent; the model stays as it was.
+        """
+        new = dict(server)
+        set_up = cohort.round < 0
+        if not set_up or -cohort.round <= self.method.setup_rounds:
+            updated, new[_METHOD] = self.method.aggregate(shared, server[_METHOD], mean[_METHOD], cohort)
+            shared = shared if set_up else updated
+        for name, addon in self.addons.items():
+            if not set_up or -cohort.round <= addon.setup_rounds:
+                new[name] = addon.aggregate(server[name], mean[name], cohort)
+        return shared, new
+
+    # --- step ---
+
+    def phases(self, train: Train) -> tuple[Phase, ...]:
+        """Return the phases of local training."""
+        return self.method.phases(train)
+
+    def _parts(self) -> list[tuple[str, Method | Addon]]:
+        return [(_METHOD, self.method), *self.addons.items()]
+
+
+def _part_view(view: View, part: str) -> View:
+    return view._replace(server=view.server[part])
+
+
+def build(label: str, block: MethodBlock) -> Composition:
+    """Build the composition one line of ``methods`` describes.
+
+    Raises
+    ------
+    ConfigError
+        If the method, an add-on or a hyper-parameter does not exist or is out of range.
+    """
+    path = ("methods", label)
+    known = discovery.method_names()
+    name = block.method
+    if name is None:
+        name = label if label in known else "fedavg"
+        if label not in known and not block.add:
+            message = f"'{label}' is no method and names neither 'method' nor 'add'" + nearest(label, known)
+            raise ConfigError([Problem(path, message)])
+    if name not in known:
+        raise ConfigError([Problem((*path, "method"), f"'{name}' does not exist" + nearest(name, known))])
+    problems: list[Problem] = []
+    addons: dict[str, Addon] = {}
+    method = Method()
+    try:
+        method = discovery.build(discovery.method_class(name), block.settings, path)
+    except ConfigError as error:
+        problems += error.problems
+    for addon, settings in block.add.items():
+        where = (*path, "add", addon)
+        if addon not in discovery.addon_names():
+            problems.append(Problem(where, f"'{addon}' does not exist" + nearest(addon, discovery.addon_names())))
+            continue
+        try:
+            addons[addon] = discovery.build(discovery.addon_class(addon), settings, where)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return Composition(name, method, addons)
+
+
+def build_all(config: Config) -> dict[str, tuple[Composition, Train]]:
+    """Build every line of ``methods``, with its training section.
+
+    Raises
+    ------
+    ConfigError
+        With the problems of all lines together.
+    """
+    built: dict[str, tuple[Composition, Train]] = {}
+    problems: list[Problem] = []
+    for label, block in config.methods.items():
+        try:
+            built[label] = (build(label, block), train_for(config, label))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return built

@@ -1,0 +1,1 @@
+"""Methods: one file each; the file's name is the method's name in ``params.yaml``."""

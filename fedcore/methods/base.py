@@ -1,0 +1,159 @@
+"""`Method`: how clients exchange. The defaults are FedAvg; override the shallowest rung that says what a paper says.
+
+A method is a frozen dataclass whose fields are its hyper-parameters. Hooks are pure functions of one client and
+one batch: they return new values, never change their arguments, never branch on a tensor, never draw random numbers
+(those arrive in ``batch.draws``), and take means over examples with ``batch.mean`` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from fedcore.config import Train
+from fedcore.models.net import Net
+from fedcore.trees import add, subtract
+from fedcore.types import Batch, ClientInfo, Cohort, Params, State, View
+
+Fit = Callable[[Params, Batch], Tensor]  # the composed training loss: the task's, with the add-ons' changes and terms
+
+
+class Local(Protocol):
+    """What a `Method.step` may use: gradients of the composed objective and the local optimiser."""
+
+    def gradient(self, params: Params, state: State, batch: Batch) -> tuple[Params, State]:
+        """Return the corrected gradient of the loss in this phase's trained leaves, and the new state."""
+        ...
+
+    def descend(self, params: Params, gradient: Params) -> Params:
+        """Return the parameters after one step of local SGD along `gradient`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of local training with one set of trained parameters.
+
+    Attributes
+    ----------
+    name : str
+        Seen by hooks as ``view.phase``.
+    epochs : int or None
+        Local epochs; None takes ``train.local_epochs`` or ``train.local_steps``.
+    first_epoch : int
+        Number of the first epoch in the client's data order of the round: two phases that both start at 0 see the
+        same order.
+    """
+
+    name: str = "train"
+    epochs: int | None = None
+    first_epoch: int = 0
+
+
+@dataclass(frozen=True)
+class Method:
+    """FedAvg, and the base of every method."""
+
+    setup_rounds: ClassVar[int] = 0  # rounds of full participation before round 0, whose model updates are discarded
+    weighting: ClassVar[str | None] = None  # aggregation weights a paper insists on; None: train.weighting
+    trains_all: ClassVar[bool] = False  # every client trains in every round, whatever the participation
+    has_global: ClassVar[bool] = True  # there is a server model worth evaluating
+
+    # --- 0 names: which parameters exist, travel, learn ---
+
+    def extra_params(self, net: Net, generator: np.random.Generator) -> Params:
+        """Return parameters beyond the model's."""
+        return {}
+
+    def is_shared(self, net: Net, name: str) -> bool:
+        """Return whether this parameter or buffer travels and is aggregated; if not it stays with the client."""
+        return True
+
+    def is_trained(self, net: Net, name: str, phase: str) -> bool:
+        """Return whether this parameter learns in this phase."""
+        return True
+
+    def phases(self, train: Train) -> tuple[Phase, ...]:
+        """Return the phases of local training."""
+        return (Phase(),)
+
+    def adapt_phases(self, train: Train) -> tuple[Phase, ...]:
+        """Return the phases a client runs on a copy of its model before its personal evaluation."""
+        return ()
+
+    def check(self, net: Net, train: Train) -> None:
+        """Raise ValueError if this method cannot run with this model or training section."""
+
+    # --- 1 state: what is remembered ---
+
+    def init_server(self, net: Net, params: Params) -> State:
+        """Return the server's state beyond the shared parameters."""
+        return {}
+
+    def broadcast(self, server: State) -> State:
+        """Return what of the server's state every client of the cohort receives besides the shared parameters."""
+        return {}
+
+    def init_client(self, net: Net, params: Params) -> State:
+        """Return the state of a client that never took part."""
+        return {}
+
+    def start(self, net: Net, params: Params, state: State, view: View) -> tuple[Params, State]:
+        """Return what a client starts its local training with."""
+        return params, state
+
+    # --- 2 objective: what is minimised ---
+
+    def draws(self, generator: np.random.Generator, steps: int, batch_size: int, info: ClientInfo) -> dict[str, Any]:
+        """Return this client's random arrays of a round, each with a leading axis of `steps`."""
+        return {}
+
+    def loss(self, fit: Fit, net: Net, params: Params, state: State, batch: Batch, view: View) -> tuple[Tensor, State]:
+        """Return the loss [] on one batch and the new state."""
+        return fit(params, batch), state
+
+    def correct(self, net: Net, gradient: Params, params: Params, state: State, view: View) -> Params:
+        """Return the gradient the optimiser gets."""
+        return gradient
+
+    # --- 3 step: the escape hatch for several gradients per batch ---
+
+    def step(
+        self, local: Local, net: Net, params: Params, state: State, batch: Batch, view: View
+    ) -> tuple[Params, State]:
+        """Return parameters and state after one local step."""
+        gradient, state = local.gradient(params, state, batch)
+        return local.descend(params, gradient), state
+
+    # --- 4 exchange: what is sent, kept, merged ---
+
+    def finish(self, shared: Params, params: Params, state: State, view: View) -> tuple[State, State]:
+        """Return the upload and the state to keep.
+
+        Parameters
+        ----------
+        shared : Params
+            The shared ones of `params`, after local training.
+        """
+        return {"delta": subtract(shared, {n: view.anchor[n] for n in shared})}, state
+
+    def aggregate(self, shared: Params, server: State, mean: State, cohort: Cohort) -> tuple[Params, State]:
+        """Return the new shared parameters and server state.
+
+        Parameters
+        ----------
+        shared, server
+            Before the round.
+        mean : State
+            Weighted mean of the uploads over the cohort.
+        """
+        return add(shared, mean["delta"]), server
+
+
+def named(params: Mapping[str, Tensor], prefix: str) -> Params:
+    """Return the parameters below `prefix`, without it."""
+    return {name[len(prefix) :]: value for name, value in params.items() if name.startswith(prefix)}
