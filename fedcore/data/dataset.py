@@ -1,0 +1,189 @@
+"""A data set on disk and in memory: examples, labels and how to scale them; never which client holds what."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Rows looked at together, so that a memory-mapped set larger than memory can be checked.
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Labelled examples in their official order: train rows, then test rows.
+
+    Parameters
+    ----------
+    name : str
+        Name of the source.
+    inputs : array [n, C, H, W] uint8 (images) or [n, F] float32 (feature vectors)
+        Raw units; the model sees ``(inputs - offset) * scale``.
+    labels : array [n] int64, 0..K-1
+    class_names : K strings
+    offset, scale : one float per channel (images) or exactly one (vectors)
+    num_train_rows : int, 1..n
+        Rows before this one are the official train rows.
+    clients : array [n] int32, >= 0, or None
+        The set's own clients, if it has any.
+
+    Raises
+    ------
+    ValueError
+        One line naming the data set, the array and the row that is wrong.
+    """
+
+    name: str
+    inputs: np.ndarray
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+    offset: tuple[float, ...]
+    scale: tuple[float, ...]
+    num_train_rows: int
+    clients: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("inputs", "labels", "clients"):
+            if getattr(self, field) is not None:
+                view = getattr(self, field).view()
+                view.flags.writeable = False
+                object.__setattr__(self, field, view)
+        problem = next(_problems(self), None)
+        if problem is not None:
+            raise ValueError(f"data set '{self.name}': {problem}")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes K."""
+        return len(self.class_names)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one example, ``(C, H, W)`` or ``(F,)``."""
+        return tuple(self.inputs.shape[1:])
+
+    @cached_property
+    def content_hash(self) -> str:
+        """SHA-256 (64 hex digits) over the arrays and everything in ``meta.json``."""
+        digest = hashlib.sha256(json.dumps(_meta(self), sort_keys=True).encode())
+        for field, array in _arrays(self).items():
+            digest.update(f"{field} {array.dtype.str} {array.shape}".encode())
+            for start in range(0, len(array), _CHUNK):
+                digest.update(np.ascontiguousarray(array[start : start + _CHUNK]).reshape(-1).data)
+        return digest.hexdigest()
+
+
+def save(dataset: Dataset, folder: Path | str) -> None:
+    """Write ``inputs.npy``, ``labels.npy``, ``clients.npy`` (if any) and ``meta.json``; same data, same bytes."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for field, array in _arrays(dataset).items():
+        np.save(folder / f"{field}.npy", array, allow_pickle=False)
+    meta = {**_meta(dataset), "content_hash": dataset.content_hash}
+    (folder / "meta.json").write_text(json.dumps(meta, sort_keys=True, indent=2, ensure_ascii=False) + "\n")
+
+
+def load(folder: Path | str) -> Dataset:
+    """Read a data set folder; ``inputs`` stay on disk (memory-mapped, read-only).
+
+    Raises
+    ------
+    ValueError
+        One line naming the file when one is missing, broken, or differs from the stored content hash.
+    """
+    folder = Path(folder)
+    meta = _read_meta(folder / "meta.json")
+    try:
+        dataset = Dataset(
+            name=meta["name"],
+            inputs=_read_array(folder / "inputs.npy", mapped=True),
+            labels=_read_array(folder / "labels.npy"),
+            class_names=tuple(meta["class_names"]),
+            offset=tuple(meta["offset"]),
+            scale=tuple(meta["scale"]),
+            num_train_rows=meta["num_train_rows"],
+            clients=_read_array(folder / "clients.npy") if (folder / "clients.npy").exists() else None,
+        )
+        expected = meta["content_hash"]
+    except KeyError as error:
+        raise ValueError(f"{folder / 'meta.json'}: key {error} is missing; run `dvc repro prepare`") from None
+    except (TypeError, ValueError) as error:
+        raise ValueError(str(error) if str(folder) in str(error) else f"{folder}: {error}") from None
+    if dataset.content_hash != expected:
+        raise ValueError(f"{folder}: its files differ from the content hash in meta.json; run `dvc repro -f prepare`")
+    return dataset
+
+
+def _arrays(dataset: Dataset) -> dict[str, np.ndarray]:
+    arrays = {"inputs": dataset.inputs, "labels": dataset.labels}
+    return arrays if dataset.clients is None else {**arrays, "clients": dataset.clients}
+
+
+def _meta(dataset: Dataset) -> dict[str, Any]:
+    return {
+        "name": dataset.name,
+        "num_classes": dataset.num_classes,
+        "class_names": list(dataset.class_names),
+        "offset": list(dataset.offset),
+        "scale": list(dataset.scale),
+        "num_train_rows": dataset.num_train_rows,
+    }
+
+
+def _problems(dataset: Dataset) -> Iterator[str]:
+    inputs, labels, clients = dataset.inputs, dataset.labels, dataset.clients
+    kind = (inputs.ndim, inputs.dtype)
+    if kind not in ((4, np.dtype(np.uint8)), (2, np.dtype(np.float32))):
+        yield f"inputs must be [n, C, H, W] uint8 or [n, F] float32, got {inputs.dtype} {list(inputs.shape)}"
+    if labels.dtype != np.int64 or labels.shape != inputs.shape[:1]:
+        yield f"labels must be int64 [{len(inputs)}], one per input, got {labels.dtype} {list(labels.shape)}"
+    if 0 in inputs.shape:
+        yield f"inputs are empty, shape {list(inputs.shape)}"
+    wrong = np.flatnonzero((labels < 0) | (labels >= dataset.num_classes))
+    if len(wrong):
+        yield f"label {labels[wrong[0]]} in row {wrong[0]} is outside 0..{dataset.num_classes - 1}"
+    channels = inputs.shape[1] if inputs.ndim == 4 else 1
+    for key in ("offset", "scale"):
+        values = getattr(dataset, key)
+        if len(values) != channels or not np.isfinite(values).all():
+            yield f"{key} must be {channels} finite number(s), got {list(values)}"
+    if not 1 <= dataset.num_train_rows <= len(inputs):
+        yield f"num_train_rows must be 1..{len(inputs)}, got {dataset.num_train_rows}"
+    if clients is not None and (clients.dtype != np.int32 or clients.shape != labels.shape or clients.min() < 0):
+        yield f"clients must be int32 [{len(labels)}], >= 0, got {clients.dtype} {list(clients.shape)}"
+    if inputs.dtype == np.float32:
+        for start in range(0, len(inputs), _CHUNK):
+            finite = np.isfinite(inputs[start : start + _CHUNK]).all(axis=1)
+            if not finite.all():
+                yield f"inputs in row {start + int(np.argmin(finite))} are not finite"
+
+
+def _read_array(path: Path, mapped: bool = False) -> np.ndarray:
+    try:
+        return np.asanyarray(np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: does not exist; run `dvc repro prepare`") from None
+    except (OSError, EOFError, ValueError) as error:
+        raise ValueError(f"{path}: not readable as a plain .npy array ({' '.join(str(error).split())})") from None
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    try:
+        meta = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{path}: does not exist; run `dvc repro prepare`") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: not readable as JSON ({error})") from None
+    if not isinstance(meta, dict):
+        raise ValueError(f"{path}: expected a JSON mapping, got {type(meta).__name__}")
+    return meta

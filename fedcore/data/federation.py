@@ -1,0 +1,88 @@
+"""The federation: every client's rows per split, in one layout that fits a million clients."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from fedcore.data.dataset import Dataset
+from fedcore.data.partitions import TEST, TRAIN, VALIDATION, PartitionTable
+
+Split = Literal["train", "val", "test"]
+_CODES: dict[str, int] = {"train": TRAIN, "test": TEST, "val": VALIDATION}
+
+
+class Federation:
+    """A data set dealt to clients; immutable, holds row numbers only.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    table : PartitionTable
+        Made for this data set.
+
+    Attributes
+    ----------
+    dataset : Dataset
+    num_clients, num_unseen, num_total : int
+        Clients that train (ids 0..num_clients-1), clients that never do (the ids after), and both.
+    num_examples : array [num_total] int64
+        Train examples of each client.
+
+    Raises
+    ------
+    ValueError
+        When the partition was made for another number of rows.
+    """
+
+    def __init__(self, dataset: Dataset, table: PartitionTable):
+        if len(dataset) != len(table.client):
+            raise ValueError(
+                f"the partition has {len(table.client)} rows, data set '{dataset.name}' has {len(dataset)};"
+                " run `dvc repro partition`"
+            )
+        self.dataset = dataset
+        self.num_clients = table.num_clients
+        self.num_unseen = table.num_unseen
+        self.num_total = table.num_total
+        # Rows sorted by (client, split, row); cell c * 3 + s holds _order[_offsets[cell] : _offsets[cell + 1]].
+        used = np.flatnonzero(table.client >= 0)
+        cell = table.client[used].astype(np.int64) * len(_CODES) + table.split[used]
+        self._order = _frozen(used[np.argsort(cell, kind="stable")])
+        counts = np.bincount(cell, minlength=self.num_total * len(_CODES))
+        self._offsets = _frozen(np.concatenate([[0], np.cumsum(counts)]))
+        self._sizes = _frozen(counts.reshape(self.num_total, len(_CODES)))
+        self.num_examples = self.sizes("train")
+
+    def rows(self, client: int, split: Split) -> np.ndarray:
+        """Return the ascending row numbers [m] int64 of one client's split (a read-only view)."""
+        if not 0 <= client < self.num_total:
+            raise ValueError(f"client {client} does not exist; valid: 0 to {self.num_total - 1}")
+        cell = client * len(_CODES) + _code(split)
+        return self._order[self._offsets[cell] : self._offsets[cell + 1]]
+
+    def sizes(self, split: Split) -> np.ndarray:
+        """Return the number of examples of every client in `split`, [num_total] int64."""
+        return _frozen(np.ascontiguousarray(self._sizes[:, _code(split)]))
+
+    @cached_property
+    def class_counts(self) -> np.ndarray:
+        """Train examples of every client by class, [num_total, K] int64."""
+        classes = self.dataset.num_classes
+        owner = np.repeat(np.arange(self.num_total * len(_CODES)), np.diff(self._offsets))
+        train = owner % len(_CODES) == TRAIN
+        cell = owner[train] // len(_CODES) * classes + self.dataset.labels[self._order[train]]
+        return _frozen(np.bincount(cell, minlength=self.num_total * classes).reshape(self.num_total, classes))
+
+
+def _code(split: str) -> int:
+    if split not in _CODES:
+        raise ValueError(f"split '{split}' does not exist; valid: {', '.join(_CODES)}")
+    return _CODES[split]
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,99 @@
+"""Partition schemes: parameters and labels -> the client that holds each row."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedcore import seeds
+from fedcore.config import ConfigError, DirichletPartition, IidPartition, NaturalPartition, Problem
+from fedcore.data.dataset import Dataset
+from fedcore.data.splits import UNUSED
+
+
+def iid(config: IidPartition, dataset: Dataset) -> np.ndarray:
+    """Return the client of each row [n] int32: rows dealt at random, sizes differ by one at most."""
+    n = len(dataset)
+    if config.clients > n:
+        message = f"{config.clients} clients, but '{dataset.name}' has {n} examples; use at most {n} clients"
+        raise ConfigError([Problem(("partition", "clients"), message)])
+    client = np.empty(n, np.int32)
+    client[seeds.stream(config.seed, "partition/iid").permutation(n)] = np.arange(n) % config.clients
+    return client
+
+
+def dirichlet(config: DirichletPartition, dataset: Dataset) -> np.ndarray:
+    """Return the client of each row [n] int32: every class cut by Dirichlet shares, redrawn until the floor is kept.
+
+    A client that already holds its fair share (n / clients) gets nothing of the classes that follow. This is the
+    partition of NIID-Bench, over train and test rows together.
+
+    Raises
+    ------
+    ConfigError
+        When the floor cannot be kept, at once or after ``max_redraws`` draws.
+    """
+    n, clients, floor = len(dataset), config.clients, config.min_examples
+    if clients * floor > n:
+        message = (
+            f"{clients} clients with at least {floor} examples each need {clients * floor}, '{dataset.name}' has {n};"
+            f" use at most {n // clients} (or at most {n // floor} clients)"
+        )
+        raise ConfigError([Problem(("partition", "min_examples"), message)])
+    class_sizes = np.bincount(dataset.labels, minlength=dataset.num_classes)
+    best = 0
+    for redraw in range(config.max_redraws):
+        cuts = _dirichlet_cuts(config, class_sizes, redraw)
+        if cuts is None:
+            continue
+        smallest = int(np.diff(cuts, axis=1).sum(axis=0).min())
+        if smallest >= floor:
+            return _deal(cuts, dataset.labels, config.seed)
+        best = max(best, smallest)
+    message = (
+        f"none of {config.max_redraws} draws gave each of {clients} clients {floor} examples (closest: {best}) with"
+        f" alpha {config.alpha}; lower partition.min_examples or partition.clients, or raise partition.alpha"
+    )
+    raise ConfigError([Problem(("partition", "min_examples"), message)])
+
+
+def _dirichlet_cuts(config: DirichletPartition, class_sizes: np.ndarray, redraw: int) -> np.ndarray | None:
+    """Return where each class is cut, [K, clients + 1]; None when every share of a class falls to full clients.
+
+    Only sizes matter for the floor, so rows are shuffled once, after a draw is accepted.
+    """
+    random = seeds.stream(config.seed, "partition/dirichlet", round=redraw)
+    fair = class_sizes.sum() / config.clients
+    held = np.zeros(config.clients, np.int64)
+    cuts = np.zeros((len(class_sizes), config.clients + 1), np.int64)
+    for label, size in enumerate(class_sizes):
+        shares = random.dirichlet(np.full(config.clients, config.alpha)) * (held < fair)
+        total = shares.sum()
+        if not total > 0:
+            return None
+        cuts[label, 1:] = np.cumsum(shares / total) * size  # truncated to whole rows
+        cuts[label, -1] = size
+        held += np.diff(cuts[label])
+    return cuts
+
+
+def _deal(cuts: np.ndarray, labels: np.ndarray, seed: int) -> np.ndarray:
+    client = np.full(len(labels), UNUSED, np.int32)
+    random = seeds.stream(seed, "partition/rows")
+    for label, cut in enumerate(cuts):
+        rows = random.permutation(np.flatnonzero(labels == label))
+        client[rows] = np.repeat(np.arange(len(cut) - 1), np.diff(cut))
+    return client
+
+
+def natural(config: NaturalPartition, dataset: Dataset) -> np.ndarray:
+    """Return the set's own clients [n] int32, numbered without gaps; those below the floor are left out (-1)."""
+    if dataset.clients is None:
+        message = f"'natural' needs a data set with clients of its own; '{dataset.name}' has none."
+        raise ConfigError([Problem(("partition", "scheme"), f"{message} Valid: dirichlet, file, iid")])
+    sizes = np.bincount(dataset.clients)
+    kept = sizes >= config.min_examples
+    if not kept.any():
+        message = f"no client has {config.min_examples} examples; the largest has {sizes.max()}"
+        raise ConfigError([Problem(("partition", "min_examples"), message)])
+    number = np.where(kept, np.cumsum(kept) - 1, UNUSED).astype(np.int32)
+    return np.asarray(number[dataset.clients])
