@@ -1,0 +1,1 @@
+"""The engine: one round loop, interchangeable executors, evaluation, checkpoints, export."""

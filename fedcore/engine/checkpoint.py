@@ -1,0 +1,53 @@
+"""Exact checkpoints: one safetensors file, replaced atomically, never unpickled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+
+class Checkpoint:
+    """Where one run keeps its progress.
+
+    Parameters
+    ----------
+    path : Path
+        The file; its name should contain a hash of everything that determines the run.
+    key : str
+        That hash; a file with another one is ignored.
+    """
+
+    def __init__(self, path: Path, key: str):
+        self.path = path
+        self.key = key
+
+    def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Replace the checkpoint in one step."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_suffix(".partial")
+        content = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        save_file(content, temporary, {"fedcore": json.dumps({"key": self.key, **facts})})
+        temporary.replace(self.path)
+
+    def load(self, device: torch.device) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Return tensors and facts, or None when there is no usable checkpoint of this run."""
+        try:
+            with safe_open(self.path, framework="pt", device=str(device)) as file:
+                facts = json.loads((file.metadata() or {}).get("fedcore", "{}"))
+                if facts.pop("key", None) != self.key:
+                    return None
+                return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+        except (FileNotFoundError, SafetensorError, json.JSONDecodeError):
+            return None
+
+    def clear(self) -> None:
+        """Forget the progress."""
+        self.path.unlink(missing_ok=True)
+        self.path.with_suffix(".partial").unlink(missing_ok=True)

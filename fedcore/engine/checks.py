@@ -1,0 +1,47 @@
+"""What can be known to be impossible before anything trains."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedcore.compose import Composition
+from fedcore.config import Train
+from fedcore.data.federation import Federation
+from fedcore.engine.executors import resolve_device
+from fedcore.models.net import Net
+
+
+def check_training(label: str, composition: Composition, net: Net, train: Train, federation: Federation) -> None:
+    """Refuse a training that cannot work on this federation.
+
+    Raises
+    ------
+    ValueError
+        One line naming the method's label, the parameter at fault and what would be valid.
+    """
+    sizes = federation.num_examples[: federation.num_clients]
+    smallest = int(np.argmin(sizes))
+    if sizes[smallest] == 0:
+        raise ValueError(f"partition: client {smallest} has no training example; raise partition.min_examples")
+    if train.last_batch == "drop" and sizes[smallest] < train.batch_size:
+        raise ValueError(
+            f"methods.{label}: train.last_batch 'drop' leaves client {smallest} without a batch ({sizes[smallest]}"
+            f" examples, train.batch_size {train.batch_size}); use last_batch keep or wrap, or a smaller batch_size"
+        )
+    missing = np.flatnonzero(federation.class_counts[: federation.num_clients].sum(0) == 0)
+    if len(missing):
+        names = ", ".join(f"'{federation.dataset.class_names[c]}'" for c in missing)
+        raise ValueError(
+            f"partition: no client has a training example of class {names}; a model cannot learn it."
+            " Use another partition.seed, more examples, or a data set without that class"
+        )
+    if net.has_batch_norm and train.last_batch == "keep":
+        raise ValueError(
+            f"methods.{label}: train.last_batch 'keep' makes short batches, and batch normalisation needs full ones;"
+            " use wrap or drop, or model.norm: group"
+        )
+    resolve_device(train.device)
+    try:
+        composition.check(net, train)
+    except ValueError as error:
+        raise ValueError(f"methods.{label}: {error}") from None

@@ -1,0 +1,120 @@
+"""Trained models as open files, and back: safetensors in, logits out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from fedcore import models
+from fedcore.compose import Composition, build
+from fedcore.config import MethodBlock
+from fedcore.config import Model as ModelConfig
+from fedcore.engine.local import Examples
+from fedcore.engine.rounds import Progress
+from fedcore.models.net import Net
+from fedcore.types import Params
+
+_FORMAT = {"format": "fedcore-1"}
+
+
+def model_bytes(progress: Progress) -> bytes:
+    """Return the server's model as safetensors; personal leaves are there with their initial values."""
+    initial, server = progress.store.initial, progress.server
+    leaves = {**initial["params"], **initial["buffers"], **server.params, **server.buffers}
+    return _save(leaves)
+
+
+def personal_bytes(progress: Progress) -> bytes:
+    """Return ``clients`` [m] and every personal leaf stacked [m, ...] over the clients that took part."""
+    store = progress.store
+    names = [*store.initial["params"], *store.initial["buffers"]]
+    clients = store.clients if names else []
+    leaves = {"clients": torch.tensor(clients, dtype=torch.int64)}
+    if clients:
+        trees = [store.get(c) for c in clients]
+        for name in names:
+            leaves[name] = torch.stack([t["params"].get(name, t["buffers"].get(name)) for t in trees])
+    return _save(leaves)
+
+
+class Predictor:
+    """The models of one run: the server's, and each client's own.
+
+    Attributes
+    ----------
+    input_shape : tuple of int
+        Shape of one example, in raw units (pixels as stored, features as given).
+    class_names : tuple of str
+    clients : frozenset of int
+        Clients that have a model of their own.
+    """
+
+    def __init__(self, config: Mapping[str, Any], model: Params, personal: Mapping[str, Tensor]):
+        facts = config["input"]
+        self.input_shape = tuple(facts["shape"])
+        self.class_names = tuple(facts["class_names"])
+        self.num_classes = len(self.class_names)
+        block = MethodBlock(method=config["method"], add=config["add"], **config["settings"])
+        self._composition: Composition = build(config["label"], block)
+        model_config: Any = TypeAdapter(ModelConfig).validate_python(config["model"])
+        self._net: Net = models.build(model_config, self.input_shape, self.num_classes, 0)
+        self._model = model
+        rows = {int(c): i for i, c in enumerate(personal["clients"])}
+        self._rows = rows
+        self._personal = {n: p for n, p in personal.items() if n != "clients"}
+        self.clients = frozenset(rows)
+        nothing = np.empty((0, *self.input_shape), np.float32)
+        self._examples = Examples(nothing, np.empty(0, np.int64), facts["offset"], facts["scale"], torch.device("cpu"))
+
+    @torch.no_grad()
+    def logits(self, inputs: NDArray[Any], client: int | None = None) -> NDArray[np.float32]:
+        """Return logits [n, Y] of raw inputs [n, *input_shape].
+
+        Parameters
+        ----------
+        client : int or None
+            Whose model; None and clients without one get the server's.
+
+        Raises
+        ------
+        ValueError
+            If the inputs have another shape.
+        """
+        if tuple(inputs.shape[1:]) != self.input_shape:
+            raise ValueError(f"inputs have shape {tuple(inputs.shape[1:])} per example, expected {self.input_shape}")
+        leaves = dict(self._model)
+        if client is not None and client in self._rows:
+            leaves.update({n: p[self._rows[client]] for n, p in self._personal.items()})
+        buffers = {n: leaves.pop(n) for n in self._net.initial_buffers}
+        x = self._examples.normalise(torch.from_numpy(np.ascontiguousarray(inputs)))
+        output = self._composition.forward(self._net.bind(buffers, training=False), leaves, x)
+        logits: NDArray[np.float32] = output.logits.numpy()
+        return logits
+
+
+def load_predictor(folder: Path) -> Predictor:
+    """Read the models of a run folder.
+
+    Raises
+    ------
+    ValueError
+        If a file is missing or not readable.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        return Predictor(config, load_file(folder / "model.safetensors"), load_file(folder / "personal.safetensors"))
+    except (OSError, json.JSONDecodeError, KeyError) as error:
+        raise ValueError(f"{folder}: not a complete run folder ({error})") from None
+
+
+def _save(leaves: Mapping[str, Tensor]) -> bytes:
+    return save({n: leaf.detach().cpu().contiguous() for n, leaf in leaves.items()}, _FORMAT)

@@ -1,0 +1,201 @@
+"""One client's local training, written once for every executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcore.compose import Composition
+from fedcore.config import Train
+from fedcore.engine.optim import descend
+from fedcore.engine.schedule import Schedule
+from fedcore.methods.base import Phase
+from fedcore.models.net import Net
+from fedcore.trees import Tree, zeros_like
+from fedcore.types import Batch, ClientInfo, Params, State, View
+
+Objective = Callable[[Params], tuple[Tensor, Tree]]
+Differentiate = Callable[[Objective, Params], tuple[Params, Tensor, Tree]]  # -> gradient, loss, what else came out
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's work in one round, or its adaptation before an evaluation."""
+
+    client: int
+    rows: NDArray[np.int64]  # its train split
+    params: Params  # shared and personal
+    buffers: Params
+    state: State
+    info: ClientInfo
+    schedules: tuple[Schedule, ...]  # one per phase
+    draws: tuple[dict[str, Any], ...]  # one per phase
+    mass: float
+
+    @property
+    def num_steps(self) -> int:
+        """Local steps over all phases."""
+        return sum(schedule.steps for schedule in self.schedules)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one client's local training left."""
+
+    client: int
+    params: Params
+    buffers: Params
+    state: State
+    upload: State
+    loss: Tensor  # [] mean training loss over its steps
+    steps: int
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What is common to the jobs of one round."""
+
+    phases: tuple[Phase, ...]
+    server: State  # the broadcast part of the server's state
+    shared: frozenset[str]  # names of the parameters that travel
+    round: int
+    lr: float
+
+
+class LocalTraining:
+    """The hooks of a composition, called in order for one client."""
+
+    def __init__(self, composition: Composition, net: Net, train: Train):
+        self.composition = composition
+        self.net = net
+        self.train = train
+
+    def begin(self, params: Params, buffers: Params, state: State, view: View) -> Tree:
+        """Return what a client carries through its steps."""
+        net = self.net.bind(buffers, training=False)
+        params, state = self.composition.start(net, params, state, view)
+        return {"params": params, "buffers": buffers, "state": state, "momentum": {}}
+
+    def enter(self, carry: Tree, phase: Phase) -> tuple[Tree, tuple[str, ...]]:
+        """Return the carry at the start of a phase, with fresh momentum, and the names that learn in it."""
+        method = self.composition.method
+        trained = tuple(n for n in carry["params"] if method.is_trained(self.net, n, phase.name))
+        momentum = zeros_like({n: carry["params"][n] for n in trained}) if self.train.momentum else {}
+        return {**carry, "momentum": momentum}, trained
+
+    def step(
+        self, carry: Tree, batch: Batch, view: View, trained: tuple[str, ...], differentiate: Differentiate
+    ) -> tuple[Tree, Tensor]:
+        """Return the carry after one local step, and the step's loss."""
+        local = _Local(self, carry, view, trained, differentiate)
+        method = self.composition.method
+        own = view._replace(server=view.server["method"])
+        net = self.net.bind(carry["buffers"], training=False)
+        params, state = method.step(local, net, carry["params"], carry["state"]["method"], batch, own)
+        new = {
+            "params": params,
+            "buffers": local.buffers,
+            "state": {**local.state, "method": state},
+            "momentum": local.momentum,
+        }
+        return new, local.loss
+
+    def end(self, carry: Tree, view: View, shared: frozenset[str]) -> tuple[State, State]:
+        """Return the upload and the state to keep."""
+        params = carry["params"]
+        travelling = {n: p for n, p in params.items() if n in shared}
+        return self.composition.finish(travelling, params, carry["state"], view)
+
+
+class _Local:
+    """What a `Method.step` sees as `local`; lives for one step."""
+
+    def __init__(
+        self, training: LocalTraining, carry: Tree, view: View, trained: tuple[str, ...], differentiate: Differentiate
+    ):
+        self._training = training
+        self._view = view
+        self._trained = trained
+        self._differentiate = differentiate
+        self.buffers: Params = carry["buffers"]
+        self.momentum: Params = carry["momentum"]
+        self.state: State = carry["state"]
+        self.loss = torch.zeros(())
+
+    def gradient(self, params: Params, state: State, batch: Batch) -> tuple[Params, State]:
+        composition, net = self._training.composition, self._training.net
+        before = {**self.state, "method": state}
+
+        def objective(trained: Params) -> tuple[Tensor, Tree]:
+            bound = net.bind(self.buffers, training=True)
+            loss, after = composition.loss(bound, {**params, **trained}, before, batch, self._view)
+            return loss, {"state": after, "buffers": bound.buffers}
+
+        gradient, self.loss, rest = self._differentiate(objective, {n: params[n] for n in self._trained})
+        self.state, self.buffers = rest["state"], rest["buffers"]
+        gradient = composition.correct(net, gradient, params, self.state, self._view)
+        return gradient, self.state["method"]
+
+    def descend(self, params: Params, gradient: Params) -> Params:
+        new, self.momentum = descend(params, gradient, self.momentum, self._view.lr, self._training.train)
+        return new
+
+
+class Examples:
+    """A data set on a device: gathers rows and normalises them there.
+
+    Parameters
+    ----------
+    inputs : [n, ...]
+        Raw inputs, kept as they are.
+    labels : [n] int64
+    offset, scale : sequence of float, one per channel
+        Model inputs are ``(x - offset) * scale``.
+    device, dtype
+        Where the data set lives, and the floating-point type of model inputs.
+    """
+
+    def __init__(
+        self,
+        inputs: NDArray[Any],
+        labels: NDArray[np.int64],
+        offset: Any,
+        scale: Any,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ):
+        self.device, self.dtype = device, dtype
+        self.inputs = torch.from_numpy(np.array(inputs)).to(device)
+        self.labels = torch.from_numpy(np.array(labels)).to(device)
+        shape = (-1, *[1] * (self.inputs.dim() - 2)) if self.inputs.dim() > 2 else (-1,)
+        self.offset = torch.tensor(offset, dtype=dtype, device=device).reshape(shape)
+        self.scale = torch.tensor(scale, dtype=dtype, device=device).reshape(shape)
+
+    def gather(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Return normalised inputs and labels of rows; both get the shape of `rows` in front."""
+        index = torch.tensor(rows, device=self.device)
+        return self.normalise(self.inputs[index]), self.labels[index]
+
+    def normalise(self, inputs: Tensor) -> Tensor:
+        """Return model inputs of raw ones."""
+        return (inputs.to(self.dtype) - self.offset) * self.scale
+
+
+def batch_mask(lengths: NDArray[np.int64], size: int, device: torch.device) -> Tensor:
+    """Return 1 for examples and 0 for padding: [..., B] of lengths [...]."""
+    mask = np.arange(size) < lengths[..., None]
+    return torch.from_numpy(mask.astype(np.float32)).to(device)
+
+
+def as_tensors(draws: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
+    """Return drawn arrays as tensors; floats in single precision."""
+    return {
+        name: torch.from_numpy(a.astype(np.float32) if a.dtype == np.float64 else a).to(device)
+        for name, a in ((name, np.asarray(value)) for name, value in draws.items())
+    }

@@ -1,0 +1,40 @@
+"""Local SGD as a function: parameters and momentum in, parameters and momentum out."""
+
+from __future__ import annotations
+
+from fedcore.config import Train
+from fedcore.types import Params
+
+
+def learning_rate(train: Train, round: int) -> float:
+    """Return the learning rate of a round; set-up rounds use the first round's."""
+    return float(train.lr * train.lr_decay ** max(round, 0))
+
+
+def descend(params: Params, gradient: Params, momentum: Params, lr: float, train: Train) -> tuple[Params, Params]:
+    """Return parameters and momentum after one step; leaves without a gradient stay untouched.
+
+    Weight decay is part of the gradient, momentum is without dampening, as in `torch.optim.SGD`.
+    """
+    new, velocity = dict(params), dict(momentum)
+    for name, slope in gradient.items():
+        if train.weight_decay:
+            slope = slope + train.weight_decay * params[name]
+        if train.momentum:
+            slope = train.momentum * momentum[name] + slope
+            velocity[name] = slope
+        new[name] = params[name] - lr * slope
+    return new, velocity
+
+
+def step_mass(steps: int, lr: float, momentum: float, damping: float) -> float:
+    """Return what the optimiser would move a scalar by whose gradient is always one.
+
+    This is eta * ||a||_1 of FedNova and the divisor of SCAFFOLD's control update: ``lr * steps`` for plain SGD,
+    more with momentum, less with a proximal term (``damping``) inside it.
+    """
+    moved = velocity = 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + 1.0 - damping * moved
+        moved += lr * velocity
+    return moved

@@ -1,0 +1,279 @@
+"""The round loop. There is no other."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedcore.compose import Composition
+from fedcore.config import Train
+from fedcore.data.federation import Federation
+from fedcore.engine.checkpoint import Checkpoint
+from fedcore.engine.evaluate import SPLITS, Scorer, Split
+from fedcore.engine.local import Assignment, Examples, Job, Outcome
+from fedcore.engine.optim import learning_rate, step_mass
+from fedcore.engine.schedule import schedule
+from fedcore.engine.server import Reduction, Server
+from fedcore.engine.store import ClientStore
+from fedcore.engine.views import Evaluation, evaluate
+from fedcore.methods.base import Phase
+from fedcore.metrics.accuracy import Scores
+from fedcore.models.net import Net
+from fedcore.seeds import stream
+from fedcore.tracking import NullTracker, Tracker
+from fedcore.trees import Tree, flatten, num_bytes, unflatten
+from fedcore.types import ClientInfo, Cohort, Params
+
+_SECONDS_BETWEEN_CHECKPOINTS = 60.0
+
+
+class Executor(Protocol):
+    """Runs local training; see `fedcore.engine.executors`."""
+
+    name: str
+
+    def train(self, jobs: Iterator[Job], assignment: Assignment) -> Iterator[Outcome]:
+        """Train every job's client; yield the outcomes in the order of the jobs."""
+        ...
+
+
+@dataclass
+class Progress:
+    """All that changes from round to round; what a checkpoint holds."""
+
+    server: Server
+    store: ClientStore
+    participations: NDArray[np.int64]
+    next_round: int
+    download_bytes: int = 0
+    upload_bytes: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+    timing: list[dict[str, float]] = field(default_factory=list)
+    last: dict[Split, Scores] = field(default_factory=dict)
+    selected: dict[Split, Scores] = field(default_factory=dict)
+    selected_accuracy: float = -1.0
+
+
+class Training:
+    """One method on one federation with one seed.
+
+    Parameters
+    ----------
+    composition, net, federation, train, seed
+        What is trained, on what, and how.
+    executor, examples
+        Where local training runs, and the data set there.
+    """
+
+    def __init__(
+        self,
+        composition: Composition,
+        net: Net,
+        federation: Federation,
+        train: Train,
+        seed: int,
+        executor: Executor,
+        examples: Examples,
+    ):
+        self.composition, self.net, self.federation = composition, net, federation
+        self.train, self.seed, self.executor, self.examples = train, seed, executor, examples
+        self.scorer = Scorer(composition, net, examples, federation)
+        params = {**net.initial_params, **composition.extra_params(net, seed)}
+        self.initial: Params = {n: p.to(examples.device) for n, p in params.items()}
+        self.progress = self._start()
+
+    def run(self, tracker: Tracker | None = None, checkpoint: Checkpoint | None = None) -> Progress:
+        """Train all rounds, from the checkpoint if there is one, and return what came of it."""
+        tracker = tracker or NullTracker()
+        if checkpoint:
+            self._resume(checkpoint)
+        progress = self.progress
+        tracker.start(self.train.rounds, max(progress.next_round, 0))
+        saved_at = time.monotonic()
+        for round in range(progress.next_round, self.train.rounds):
+            began = time.perf_counter()
+            metrics = {"train/loss": self._train_round(round)}
+            trained = time.perf_counter()
+            done = round + 1
+            if round >= 0 and (done % self.train.evaluate_every == 0 or done == self.train.rounds):
+                metrics.update(self._evaluate(round).metrics)
+                metrics["cost/download_bytes"] = progress.download_bytes
+                metrics["cost/upload_bytes"] = progress.upload_bytes
+                progress.history.append({"round": done, **metrics})
+            ended = time.perf_counter()
+            times = {"train_seconds": trained - began, "evaluate_seconds": ended - trained}
+            progress.timing.append({"round": done, **times, "total_seconds": ended - began})
+            progress.next_round = done
+            tracker.log(done, metrics, ended - began)
+            late = time.monotonic() - saved_at > _SECONDS_BETWEEN_CHECKPOINTS
+            if checkpoint and done < self.train.rounds and (late or done % self.train.checkpoint_every == 0):
+                self._save(checkpoint)
+                saved_at = time.monotonic()
+        return progress
+
+    # --- one round ---
+
+    def _train_round(self, round: int) -> float:
+        """Sample, send, train, merge; return the mean training loss over the cohort's local steps."""
+        progress, composition = self.progress, self.composition
+        cohort = self._cohort(round)
+        download = progress.server.download(composition)
+        progress.download_bytes += num_bytes(download) * len(cohort.clients)
+        phases = (Phase(),) if round < 0 else composition.phases(self.train)
+        reduction = Reduction(cohort.weights)
+        loss, steps = 0.0, 0
+        for outcome in self._local(cohort.clients, round, phases, "batches"):
+            reduction.add(progress.server.upload(outcome))
+            if round >= 0:
+                progress.store.put(outcome.client, self._kept(outcome))
+                progress.participations[outcome.client] += 1
+            loss += float(outcome.loss) * outcome.steps
+            steps += outcome.steps
+        progress.upload_bytes += reduction.bytes
+        assert reduction.mean is not None
+        progress.server = progress.server.merge(composition, reduction.mean, cohort)
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"training diverged: the loss of round {round + 1} is {loss}; lower train.lr ({self.train.lr})"
+                " or the method's strengths"
+            )
+        return loss / steps
+
+    def _cohort(self, round: int) -> Cohort:
+        """Draw who takes part, and their aggregation weights."""
+        total = self.federation.num_clients
+        if round < 0 or self.composition.method.trains_all:
+            clients = np.arange(total)
+        else:
+            size = max(1, int(self.train.participation * total + 0.5))
+            drawn = stream(self.seed, "participation", round).choice(total, size, replace=False)
+            clients = np.sort(drawn)
+        uniform = (self.composition.method.weighting or self.train.weighting) == "uniform"
+        weights = np.ones(len(clients)) if uniform else self.federation.num_examples[clients].astype(float)
+        return Cohort(tuple(map(int, clients)), tuple(map(float, weights / weights.sum())), total, round)
+
+    def _local(self, clients: Sequence[int], round: int, phases: tuple[Phase, ...], purpose: str) -> Iterator[Outcome]:
+        server = self.progress.server
+        lr = learning_rate(self.train, round)
+        assignment = Assignment(phases, self.composition.broadcast(server.state), frozenset(server.params), round, lr)
+        return self.executor.train((self._job(c, round, phases, lr, purpose) for c in clients), assignment)
+
+    def _job(self, client: int, round: int, phases: tuple[Phase, ...], lr: float, purpose: str) -> Job:
+        rows = self.federation.rows(client, "train")
+        own = self.progress.store.get(client)
+        info = self._info(client)
+        schedules = tuple(schedule(self.train, phase, len(rows), self.seed, round, client, purpose) for phase in phases)
+        draws = tuple(
+            self.composition.draws(self.seed, round, client, s.steps, self.train.batch_size, info) for s in schedules
+        )
+        steps = sum(s.steps for s in schedules)
+        return Job(
+            client,
+            rows,
+            {**self.progress.server.params, **own["params"]},
+            {**self.progress.server.buffers, **own["buffers"]},
+            own["state"],
+            info,
+            schedules,
+            draws,
+            step_mass(steps, lr, self.train.momentum, self.composition.damping),
+        )
+
+    def _info(self, client: int) -> ClientInfo:
+        device = self.examples.device
+        counts = torch.from_numpy(np.array(self.federation.class_counts[client], np.float32)).to(device)
+        return ClientInfo(torch.tensor(float(self.federation.num_examples[client]), device=device), counts)
+
+    # --- evaluation ---
+
+    def _evaluate(self, round: int) -> Evaluation:
+        progress, method = self.progress, self.composition.method
+        server = progress.server
+        initial = progress.store.initial
+        model = ({**initial["params"], **server.params}, {**initial["buffers"], **server.buffers})
+        adapt = method.adapt_phases(self.train)
+        has_own = bool(initial["params"] or initial["buffers"])
+        result = evaluate(
+            self.scorer,
+            model,
+            (lambda clients: self._own_models(clients, round, adapt)) if has_own or adapt else None,
+            method.has_global,
+        )
+        progress.last = result.clients
+        accuracy = result.metrics.get("personal/val/accuracy", float(round))
+        if accuracy > progress.selected_accuracy:
+            progress.selected, progress.selected_accuracy = result.clients, accuracy
+        return result
+
+    def _own_models(self, clients: Sequence[int], round: int, adapt: tuple[Phase, ...]) -> Iterator[Outcome]:
+        """Make every client's own model; adaptation works on copies and nothing of it is kept."""
+        if adapt:
+            yield from self._local(clients, round, adapt, "adapt")
+            return
+        for client in clients:
+            job = self._job(client, round, (), 0.0, "adapt")
+            yield Outcome(client, job.params, job.buffers, {}, {}, torch.zeros(()), 0)
+
+    # --- state ---
+
+    def _start(self) -> Progress:
+        server = Server.initial(self.composition, self.net, self.initial)
+        own: Tree = {
+            "params": {n: p for n, p in self.initial.items() if n not in server.params},
+            "buffers": {n: b for n, b in self.net.initial_buffers.items() if n not in server.buffers},
+            "state": self.composition.init_client(self.net, self.initial),
+        }
+        participations = np.zeros(self.federation.num_clients, np.int64)
+        return Progress(server, ClientStore(own), participations, -self.composition.setup_rounds)
+
+    def _kept(self, outcome: Outcome) -> Tree:
+        own = self.progress.store.initial
+        return {
+            "params": {n: outcome.params[n] for n in own["params"]},
+            "buffers": {n: outcome.buffers[n] for n in own["buffers"]},
+            "state": outcome.state,
+        }
+
+    def _server_tree(self) -> Tree:
+        server = self.progress.server
+        return {"params": server.params, "buffers": server.buffers, "state": server.state}
+
+    def _save(self, checkpoint: Checkpoint) -> None:
+        p = self.progress
+        tensors = {f"server/{k}": v for k, v in flatten(self._server_tree()).items()}
+        tensors.update({f"client/{k}": v for k, v in p.store.state_dict().items()})
+        tensors["participations"] = torch.from_numpy(p.participations)
+        for group, scores in (("last", p.last), ("selected", p.selected)):
+            for split, s in scores.items():
+                for name, values in (("examples", s.examples), ("correct", s.correct), ("loss", s.loss)):
+                    tensors[f"{group}/{split}/{name}"] = torch.from_numpy(values)
+        names = ("next_round", "download_bytes", "upload_bytes", "history", "timing", "selected_accuracy")
+        checkpoint.save(tensors, {name: getattr(p, name) for name in names})
+
+    def _resume(self, checkpoint: Checkpoint) -> None:
+        loaded = checkpoint.load(self.examples.device)
+        if loaded is None:
+            return
+        tensors, facts = loaded
+        p = self.progress
+
+        def below(prefix: str) -> dict[str, torch.Tensor]:
+            return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+
+        p.server = Server(**unflatten(below("server/"), self._server_tree()))
+        p.store.load_state_dict(below("client/"))
+        p.participations = tensors["participations"].cpu().numpy()
+        for group, scores in (("last", p.last), ("selected", p.selected)):
+            for split in SPLITS:
+                found = below(f"{group}/{split}/")
+                if found:
+                    scores[split] = Scores(**{name: values.cpu().numpy() for name, values in found.items()})
+        for name, value in facts.items():
+            setattr(p, name, value)

@@ -1,0 +1,57 @@
+"""What the server holds between rounds, and how uploads become it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fedcore.compose import Composition
+from fedcore.engine.local import Outcome
+from fedcore.models.net import Net
+from fedcore.trees import Tree, accumulate, num_bytes
+from fedcore.types import Cohort, Params, State
+
+
+@dataclass(frozen=True)
+class Server:
+    """The shared model and the server's state of every part; a new one each round."""
+
+    params: Params
+    buffers: Params
+    state: State
+
+    @classmethod
+    def initial(cls, composition: Composition, net: Net, params: Params) -> Server:
+        """Return the server before the first round; `params` are all parameters, personal ones included."""
+        return cls(
+            {n: p for n, p in params.items() if composition.is_shared(net, n)},
+            {n: b for n, b in net.initial_buffers.items() if composition.is_shared(net, n)},
+            composition.init_server(net, params),
+        )
+
+    def download(self, composition: Composition) -> Tree:
+        """Return what every client of a cohort receives."""
+        return {"params": self.params, "buffers": self.buffers, "state": composition.broadcast(self.state)}
+
+    def upload(self, outcome: Outcome) -> Tree:
+        """Return what a client sends after its local training."""
+        return {"parts": outcome.upload, "buffers": {n: outcome.buffers[n] for n in self.buffers}}
+
+    def merge(self, composition: Composition, mean: Tree, cohort: Cohort) -> Server:
+        """Return the server after a round with this weighted mean of uploads."""
+        params, state = composition.aggregate(self.params, self.state, mean["parts"], cohort)
+        return Server(params, self.buffers if cohort.round < 0 else mean["buffers"], state)
+
+
+class Reduction:
+    """The weighted mean of uploads, summed in the order they come: memory of one upload, whatever the cohort."""
+
+    def __init__(self, weights: Iterable[float]):
+        self._weights = iter(weights)
+        self.mean: Tree | None = None
+        self.bytes = 0
+
+    def add(self, upload: Tree) -> None:
+        """Take the next client's upload."""
+        self.bytes += num_bytes(upload)
+        self.mean = accumulate(self.mean, upload, next(self._weights))

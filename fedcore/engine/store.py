@@ -1,0 +1,53 @@
+"""What stays with the clients between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from fedcore.trees import Tree, flatten, leaves, tree_map, unflatten
+
+
+class ClientStore:
+    """Per-client trees by client id; a client that never took part costs nothing and has the initial tree.
+
+    Parameters
+    ----------
+    initial : Tree
+        What every client starts with: personal parameters, personal buffers and state.
+    """
+
+    def __init__(self, initial: Tree):
+        self.initial = initial
+        self._is_empty = next(leaves(initial), None) is None
+        self._trees: dict[int, Tree] = {}
+
+    def __len__(self) -> int:
+        return len(self._trees)
+
+    @property
+    def clients(self) -> list[int]:
+        """Ids of the clients with a tree of their own, ascending."""
+        return sorted(self._trees)
+
+    def get(self, client: int) -> Tree:
+        """Return a client's tree."""
+        return self._trees.get(client, self.initial)
+
+    def put(self, client: int, tree: Tree) -> None:
+        """Keep a client's tree; leaves are copied, so that views of larger tensors do not keep those alive."""
+        if not self._is_empty:
+            self._trees[client] = tree_map(lambda leaf: leaf.detach().clone(), tree)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return all leaves by ``<client>/<path>``."""
+        return {f"{c}/{path}": leaf for c, tree in self._trees.items() for path, leaf in flatten(tree).items()}
+
+    def load_state_dict(self, leaves_by_path: Mapping[str, Tensor]) -> None:
+        """Undo `state_dict`."""
+        by_client: dict[int, dict[str, Tensor]] = {}
+        for key, leaf in leaves_by_path.items():
+            client, path = key.split("/", 1)
+            by_client.setdefault(int(client), {})[path] = leaf
+        self._trees = {c: unflatten(flat, self.initial) for c, flat in sorted(by_client.items())}

@@ -1,0 +1,60 @@
+"""The evaluation views: the same names for every method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from fedcore.engine.evaluate import SPLITS, Scorer, Split, concatenate
+from fedcore.engine.local import Outcome
+from fedcore.metrics.accuracy import Scores
+from fedcore.types import Params
+
+ClientModels = Callable[[Sequence[int]], Iterator[Outcome]]  # clients -> their models, adapted where the method adapts
+
+
+class Evaluation(NamedTuple):
+    """What one evaluation found."""
+
+    metrics: dict[str, float]  # <view>/<split>/<metric>
+    clients: dict[Split, Scores]  # the personal and unseen views' scores, one entry per client
+
+
+def evaluate(
+    scorer: Scorer, server_model: tuple[Params, Params], client_models: ClientModels | None, has_global: bool
+) -> Evaluation:
+    """Score the server's model and every client's.
+
+    Parameters
+    ----------
+    server_model
+        Parameters and buffers of the server's model; personal ones at their initial values.
+    client_models
+        Makes the clients' own models; None when every client uses the server's.
+    has_global
+        Whether the server's model is worth a view, and a model for unseen clients.
+    """
+    federation = scorer.federation
+    seen, unseen = range(federation.num_clients), range(federation.num_clients, federation.num_total)
+    metrics: dict[str, float] = {}
+    pooled: dict[Split, Scores] = {}
+    clients: dict[Split, Scores] = {}
+    if has_global or client_models is None:
+        everyone = range(federation.num_total)
+        pooled = {split: scorer.shared(*server_model, everyone, split) for split in SPLITS}
+        for split in SPLITS:
+            metrics.update(_named("global", split, pooled[split].take(slice(0, len(seen))).pooled()))
+    if client_models is None:
+        clients = pooled
+    else:
+        measured = [*seen, *unseen] if has_global else [*seen]
+        own = [scorer.own(o.params, o.buffers, o.client) for o in client_models(measured)]
+        clients = {split: concatenate([scores[split] for scores in own]) for split in SPLITS}
+    for split in SPLITS:
+        metrics.update(_named("personal", split, clients[split].take(slice(0, len(seen))).spread()))
+        metrics.update(_named("unseen", split, clients[split].take(slice(len(seen), None)).spread()))
+    return Evaluation(metrics, clients)
+
+
+def _named(view: str, split: str, values: dict[str, float]) -> dict[str, float]:
+    return {f"{view}/{split}/{name}": value for name, value in values.items()}
