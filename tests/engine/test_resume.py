@@ -1,0 +1,78 @@
+"""A run stopped anywhere and resumed equals one that was never stopped, byte for byte."""
+
+import json
+
+import pytest
+from safetensors import safe_open
+
+from fedcore.engine.checkpoint import Checkpoint
+from fedcore.engine.export import model_bytes, personal_bytes
+from tests import toys
+
+
+class StoppedError(Exception):
+    pass
+
+
+class StopsAt:
+    def __init__(self, round):
+        self.round, self.resumed_at = round, None
+
+    def start(self, rounds, resumed_at):
+        self.resumed_at = resumed_at
+
+    def log(self, round, metrics, seconds):
+        if round == self.round:
+            raise StoppedError
+
+    def end(self, status):
+        pass
+
+
+def _leftovers(progress):
+    return (
+        model_bytes(progress),
+        personal_bytes(progress),
+        json.dumps(progress.history),
+        progress.participations.tolist(),
+        progress.selected["val"].correct.tolist(),
+        progress.last["test"].loss.tolist(),
+        (progress.download_bytes, progress.upload_bytes),
+    )
+
+
+@pytest.mark.parametrize("executor", ["serial", "stacked"])
+@pytest.mark.parametrize("method", ["fedavg", "local", "fedavg_ft"])
+def test_resumed_equals_uninterrupted(tmp_path, method, executor):
+    settings = {"rounds": 7, "participation": 0.6, "checkpoint_every": 2, "executor": executor, "lr_decay": 0.9}
+    whole = toys.run(toys.composition(method), **settings)
+    checkpoint = Checkpoint(tmp_path / "run.safetensors", "key")
+    for stop, resumed_at in ((3, 0), (6, 2), (None, 4)):
+        tracker = StopsAt(stop)
+        work = toys.training(toys.composition(method), **settings)
+        if stop:
+            with pytest.raises(StoppedError):
+                work.run(tracker, checkpoint)
+        else:
+            assert _leftovers(work.run(tracker, checkpoint)) == _leftovers(whole)
+        assert tracker.resumed_at == resumed_at
+
+
+def test_a_checkpoint_of_another_run_or_half_a_file_is_ignored(tmp_path):
+    path = tmp_path / "run.safetensors"
+    with pytest.raises(StoppedError):
+        toys.training(rounds=7, checkpoint_every=2).run(StopsAt(3), Checkpoint(path, "key"))
+    assert Checkpoint(path, "key").load(toys.CPU) is not None
+    assert Checkpoint(path, "other").load(toys.CPU) is None
+    path.write_bytes(path.read_bytes()[:100])
+    assert Checkpoint(path, "key").load(toys.CPU) is None
+    assert Checkpoint(tmp_path / "none.safetensors", "key").load(toys.CPU) is None
+
+
+def test_checkpoints_hold_no_code(tmp_path):
+    path = tmp_path / "run.safetensors"
+    with pytest.raises(StoppedError):
+        toys.training(toys.composition("local"), rounds=7, checkpoint_every=2).run(StopsAt(3), Checkpoint(path, "key"))
+    with safe_open(path, framework="pt") as file:
+        assert json.loads(file.metadata()["fedcore"])["next_round"] == 2
+        assert any(name.startswith("client/4/params/") for name in file.keys())  # noqa: SIM118

@@ -1,0 +1,150 @@
+"""Participation, traffic, memory, evaluation, export."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load
+
+from fedcore.engine.export import Predictor, model_bytes, personal_bytes
+from fedcore.engine.summary import summarise
+from fedcore.trees import flatten
+from tests import toys
+
+
+def test_cohorts_depend_on_seed_and_round_alone():
+    work = toys.training(participation=0.4)
+    drawn = [work._cohort(r).clients for r in range(20)]
+    assert all(len(c) == 2 and list(c) == sorted(set(c)) for c in drawn)
+    assert len(set(drawn)) > 5
+    assert [toys.training(participation=0.4, lr=0.01)._cohort(r).clients for r in range(20)] == drawn
+    assert [toys.training(participation=0.4, seed=1)._cohort(r).clients for r in range(20)] != drawn
+
+
+def test_weights_are_shares_of_examples_or_equal():
+    cohort = toys.training()._cohort(0)
+    assert cohort.weights == pytest.approx([n / sum(toys.SIZES) for n in toys.SIZES])
+    assert toys.training(weighting="uniform")._cohort(0).weights == pytest.approx([0.2] * 5)
+
+
+def test_traffic_is_counted_from_what_travels():
+    """The MLP 5-16-6-3 has 5*16+16 + 16*6+6 + 6*3+3 = 219 parameters of 4 bytes; 3 of 5 clients, 3 rounds."""
+    progress = toys.run(participation=0.6)
+    assert progress.download_bytes == progress.upload_bytes == 219 * 4 * 3 * 3
+    alone = toys.run(toys.composition("local"))
+    assert alone.download_bytes == alone.upload_bytes == 0
+
+
+def test_batch_norm_policies_decide_what_travels():
+    fed = toys.federation(image=True)
+
+    def train(policy):
+        section = {"name": "cnn", "channels": [4, 6], "hidden": 16, "norm": "batch", "batch_norm": policy}
+        return toys.run(None, fed, toys.net(section, image=True), last_batch="wrap", rounds=2)
+
+    sync, stats, everything = train("sync"), train("local_stats"), train("local_all")
+    assert len(sync.server.buffers) == 4
+    assert not sync.store.clients
+    assert not stats.server.buffers
+    assert set(stats.store.get(0)["buffers"]) == set(sync.server.buffers)
+    assert set(everything.store.get(0)["params"]) == {"body.1.weight", "body.1.bias", "body.5.weight", "body.5.bias"}
+    assert sync.upload_bytes - stats.upload_bytes == 2 * 5 * 4 * 2 * (4 + 6)  # rounds, clients, bytes, mean+var
+    assert stats.upload_bytes - everything.upload_bytes == 2 * 5 * 4 * 2 * (4 + 6)
+    own = [stats.store.get(c)["buffers"]["body.1.running_mean"] for c in range(5)]
+    assert not torch.equal(own[0], own[1])
+
+
+def test_the_mean_of_the_running_statistics_is_weighted():
+    fed = toys.federation(image=True)
+    section = {"name": "cnn", "channels": [4, 6], "hidden": 16, "norm": "batch"}
+    work = toys.training(None, fed, toys.net(section, image=True), last_batch="wrap", rounds=1)
+    outcomes = list(work._local(range(5), 0, work.composition.phases(work.train), "batches"))
+    expected = sum(o.buffers["body.1.running_var"] * n for o, n in zip(outcomes, toys.SIZES, strict=True)) / 71
+    merged = work.run().server.buffers["body.1.running_var"]
+    torch.testing.assert_close(merged, expected)
+    assert not torch.allclose(merged, torch.ones(4))
+
+
+def test_the_store_grows_with_the_clients_that_took_part():
+    progress = toys.run(toys.composition("fedavg"))
+    assert len(progress.store) == 0
+    section = {"name": "cnn", "channels": [4, 6], "hidden": 16, "norm": "batch", "batch_norm": "local_all"}
+    fed = toys.federation((9,) * 10, image=True)
+    work = toys.training(None, fed, toys.net(section, image=True), last_batch="wrap", rounds=1, participation=0.2)
+    assert len(work.run().store) == 2
+    assert work.progress.participations.sum() == 2
+
+
+def test_evaluation_changes_nothing():
+    work = toys.training(toys.composition("fedavg_ft", epochs=3))
+    work.run()
+    before = {k: v.clone() for k, v in flatten(work._server_tree()).items()}
+    first = work._evaluate(2).metrics
+    assert work._evaluate(2).metrics == first
+    assert toys.equal(before, flatten(work._server_tree()))
+
+
+def test_personal_accuracy_pools_the_clients_and_the_global_view_agrees_for_fedavg():
+    row = toys.run(None, toys.federation(unseen=1)).history[-1]
+    assert row["global/test/accuracy"] == row["personal/test/accuracy"]
+    assert 0 <= row["personal/test/worst_decile"] <= row["personal/test/client_mean"]
+    assert "unseen/test/accuracy" in row
+
+
+def test_unseen_clients_never_train():
+    work = toys.training(None, toys.federation(unseen=2))
+    assert {c for r in range(10) for c in work._cohort(r).clients} == {0, 1, 2}
+    assert len(work.run().last["test"].examples) == 5
+
+
+def test_evaluate_every_keeps_the_last_round():
+    progress = toys.run(rounds=5, evaluate_every=2)
+    assert [row["round"] for row in progress.history] == [2, 4, 5]
+    assert len(progress.timing) == 5
+
+
+def test_divergence_is_one_clear_line():
+    with pytest.raises(ValueError, match=r"training diverged: the loss of round \d+ is (nan|inf); lower train.lr"):
+        toys.run(lr=1e30, rounds=5)
+
+
+def test_summary_selects_on_validation_and_labels_what_is_chosen_on_test():
+    history = [
+        {"round": 1, "global/val/accuracy": 0.5, "global/test/accuracy": 0.9, "cost/upload_bytes": 1},
+        {"round": 2, "global/val/accuracy": 0.7, "global/test/accuracy": 0.6, "cost/upload_bytes": 2},
+        {"round": 3, "global/val/accuracy": 0.7, "global/test/accuracy": 0.8, "cost/upload_bytes": 3},
+    ]
+    summary = summarise(history, 10)
+    assert summary["global/test/accuracy"] == 0.8
+    assert summary["selected/global/round"] == 2
+    assert summary["selected/global/test/accuracy"] == 0.6
+    assert summary["best/global/round"] == 1
+    assert summary["best/global/test/accuracy"] == 0.9
+    assert summary["top5/global/test/accuracy"] == pytest.approx((0.9 + 0.6 + 0.8) / 3)
+    assert not any("personal" in key for key in summary)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_exported_models_predict_as_in_training(tmp_path, method):
+    work = toys.training(toys.composition(method, add={"prox": {"mu": 0.1}}))
+    progress = work.run()
+    data = work.federation.dataset
+    config = {
+        "label": "toy",
+        "method": method,
+        "settings": {},
+        "add": {"prox": {"mu": 0.1}},
+        "model": {"name": "mlp", "hidden": [16, 6]},
+        "input": {"shape": [5], "class_names": list(data.class_names), "offset": [0.0], "scale": [1.0]},
+    }
+    predictor = Predictor(json.loads(json.dumps(config)), load(model_bytes(progress)), load(personal_bytes(progress)))
+    inputs = np.array(data.inputs[:9])
+    assert predictor.clients == (frozenset(range(5)) if method == "local" else frozenset())
+    for client in (0, 4, None, 99):
+        own = progress.store.get(client if client in predictor.clients else -1)["params"]
+        params = {**progress.server.params, **own}
+        expected = work.composition.forward(work.net, params, torch.from_numpy(inputs)).logits.detach().numpy()
+        np.testing.assert_array_equal(predictor.logits(inputs, client), expected)
+    with pytest.raises(ValueError, match=r"inputs have shape \(4,\) per example, expected \(5,\)"):
+        predictor.logits(inputs[:, :4])
