@@ -1,0 +1,1 @@
+"""Pipeline steps: paths in, paths out."""

@@ -1,0 +1,88 @@
+"""Read ``params.yaml`` and turn mistakes, here and in every step, into one line each and exit code 1."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from fedcore.config import Config, ConfigError, Problem, validate
+
+
+class ParametersError(ValueError):
+    """``params.yaml`` is wrong: one line per mistake, each with file and line."""
+
+
+def read_config(path: Path | str = "params.yaml") -> Config:
+    """Read and check the parameters.
+
+    Raises
+    ------
+    ParametersError
+        When the file is missing, is no YAML, or breaks a rule of `fedcore.config`.
+    """
+    document = _load(Path(path))
+    try:
+        return validate(_plain(document))
+    except ConfigError as error:
+        raise ParametersError(explain(error.problems, path, document)) from None
+
+
+def explain(problems: Iterable[Problem], path: Path | str = "params.yaml", document: Any = None) -> str:
+    """Return one line per problem, ``file:line: key: message``."""
+    if document is None:
+        document = _load(Path(path))
+    return "\n".join(f"{path}:{_line(document, problem.path)}: {problem}" for problem in problems)
+
+
+def run_step(main: Callable[[], None]) -> None:
+    """Run a command line's `main`; a mistake a person can mend becomes ``error: ...`` and exit code 1."""
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        for line in str(error).splitlines() or [type(error).__name__]:
+            print(f"error: {line}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted; run the same command again to go on from the last checkpoint", file=sys.stderr)
+        sys.exit(130)
+
+
+def _load(path: Path) -> Any:
+    try:
+        return YAML(typ="rt").load(path)
+    except FileNotFoundError:
+        raise ParametersError(f"{path}: does not exist; run from the project's root folder") from None
+    except MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        message = " ".join((error.problem or "not valid YAML").split())
+        raise ParametersError(f"{path}:{line}: {message}") from None
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise ParametersError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+
+
+def _plain(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {_plain(key): _plain(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_plain(value) for value in node]
+    for kind in (bool, int, float, str):
+        if isinstance(node, kind):
+            return kind(node)
+    return node
+
+
+def _line(document: Any, keys: tuple[str | int, ...]) -> int:
+    """Return the 1-based line of the deepest key that exists."""
+    line, node = 0, document
+    for key in keys:
+        try:
+            line = node.lc.data[key][0]
+            node = node[key]
+        except (AttributeError, KeyError, IndexError, TypeError):
+            break
+    return int(line) + 1

@@ -1,0 +1,60 @@
+"""Resolve every line of ``methods`` against the data, refuse what cannot work, and write one plan per method.
+
+A plan holds the method's resolved settings and the hashes of the files it is written in: a method's training
+stages depend on its plan alone, so a change to one method makes no other stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from pathlib import Path
+
+from tasks.files import atomic_folder, write_json
+from tasks.parameters import ParametersError, explain, read_config, run_step
+
+
+def main() -> None:
+    """Write ``<out>/<label>.json`` for every method."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dataset", type=Path, required=True, help="folder of the prepared data set")
+    parser.add_argument("--partition", type=Path, required=True, help="partition file")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    arguments = parser.parse_args()
+    config = read_config()
+    import dataclasses
+
+    from fedcore import discovery, models
+    from fedcore.compose import build_all
+    from fedcore.config import ConfigError
+    from fedcore.data import dataset, partitions
+    from fedcore.data.federation import Federation
+    from fedcore.engine.checks import check_training
+
+    try:
+        built = build_all(config)
+    except ConfigError as error:
+        raise ParametersError(explain(error.problems)) from None
+    data, table = dataset.load(arguments.dataset), partitions.load(arguments.partition)
+    federation = Federation(data, table)
+    with atomic_folder(arguments.out) as folder:
+        for label, (composition, train) in built.items():
+            net = models.build(config.model, data.input_shape, data.num_classes, seed=0)
+            check_training(label, composition, net, train, federation)
+            parts = [composition.method, *composition.addons.values()]
+            files = sorted({discovery.source_file(type(part)) for part in parts})
+            plan = {
+                "experiment": config.experiment,
+                "label": label,
+                "method": composition.name,
+                "settings": dataclasses.asdict(composition.method),
+                "add": {name: dataclasses.asdict(addon) for name, addon in composition.addons.items()},
+                "train": train.model_dump(),
+                "model": config.model.model_dump(),
+                "sources": {f"{f.parent.name}/{f.name}": hashlib.sha256(f.read_bytes()).hexdigest() for f in files},
+            }
+            write_json(folder / f"{label}.json", plan)
+
+
+if __name__ == "__main__":
+    run_step(main)

@@ -1,0 +1,69 @@
+"""Write a finished run's folder: open formats, the same bytes for the same run."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedcore.engine.evaluate import SPLITS
+from fedcore.engine.export import model_bytes, personal_bytes
+from fedcore.engine.summary import summarise
+from fedcore.metrics.accuracy import Scores
+from tasks.files import write_json
+
+if TYPE_CHECKING:
+    from fedcore.engine.rounds import Progress, Training
+
+
+def write_run(
+    folder: Path, config: dict[str, Any], lineage: dict[str, Any], training: Training, progress: Progress
+) -> None:
+    """Write all files of a run into an existing folder."""
+    write_json(folder / "config.json", config)
+    write_json(folder / "lineage.json", lineage)
+    num_parameters = sum(p.numel() for p in training.initial.values())
+    write_json(folder / "metrics.json", summarise(progress.history, num_parameters))
+    _write_csv(folder / "history.csv", progress.history)
+    _write_csv(folder / "timing.csv", progress.timing)
+    _write_clients(folder / "clients.parquet", training, progress)
+    (folder / "model.safetensors").write_bytes(model_bytes(progress))
+    (folder / "personal.safetensors").write_bytes(personal_bytes(progress))
+
+
+def _write_csv(path: Path, rows: list[dict[str, float]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _write_clients(path: Path, training: Training, progress: Progress) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    federation = training.federation
+    count = federation.num_total
+    participations = np.zeros(count, np.int64)
+    participations[: federation.num_clients] = progress.participations
+    columns: dict[str, Any] = {
+        "client": np.arange(count),
+        "unseen": np.arange(count) >= federation.num_clients,
+        **{f"num_{split}": federation.sizes(split) for split in ("train", "val", "test")},
+        "participations": participations,
+    }
+    for prefix, scores in (("", progress.last), ("selected/", progress.selected)):
+        for split in SPLITS:
+            columns[f"{prefix}{split}/accuracy"] = _fill(scores[split], "accuracies", count)
+            columns[f"{prefix}{split}/loss"] = _fill(scores[split], "losses", count)
+    pq.write_table(pa.table(columns), path)
+
+
+def _fill(scores: Scores, name: str, count: int) -> Any:
+    """Return a per-client column; clients a method has no model for are NaN."""
+    column = np.full(count, np.nan)
+    values = getattr(scores, name)
+    column[: len(values)] = values
+    return column

@@ -1,0 +1,151 @@
+"""Train one method with one seed, from its checkpoint if it was interrupted, and write its run folder."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.files import atomic_folder, read_json
+from tasks.parameters import run_step
+
+if TYPE_CHECKING:
+    from fedcore.data.federation import Federation
+    from fedcore.data.partitions import PartitionTable
+    from fedcore.engine.rounds import Training
+    from fedcore.tracking import Tracker
+
+
+def main() -> None:
+    """Read the command line, train, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--plan", type=Path, required=True, help="the method's plan file")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--dataset", type=Path, required=True, help="folder of the prepared data set")
+    parser.add_argument("--partition", type=Path, required=True, help="partition file")
+    parser.add_argument("--out", type=Path, required=True, help="run folder to write")
+    parser.add_argument("--checkpoints", type=Path, default=Path(".checkpoints"))
+    parser.add_argument("--no-tracking", action="store_true", help="train without MLflow")
+    arguments = parser.parse_args()
+    plan = read_json(arguments.plan)
+    # One thread per client: results do not depend on the machine's core count, and small kernels gain nothing.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    import torch
+
+    from fedcore.data import dataset, partitions
+    from fedcore.data.federation import Federation
+    from fedcore.engine.checkpoint import Checkpoint
+    from tasks.run_writer import write_run
+
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    data, table = dataset.load(arguments.dataset), partitions.load(arguments.partition)
+    training = make_training(plan, arguments.seed, Federation(data, table))
+    config, lineage = describe(plan, arguments.seed, training, table)
+    key = config["run_key"]
+    name = f"{plan['label']}-{arguments.seed}"
+    checkpoint = Checkpoint(arguments.checkpoints / f"{name}-{key[:16]}.safetensors", key)
+    tracker = make_tracker(config, lineage, arguments.no_tracking)
+    try:
+        progress = training.run(tracker, checkpoint)
+        with atomic_folder(arguments.out) as folder:
+            write_run(folder, config, lineage, training, progress)
+    except BaseException:
+        tracker.end("failed")
+        raise
+    tracker.end("finished")
+    checkpoint.clear()
+
+
+def make_training(plan: dict[str, Any], seed: int, federation: Federation) -> Training:
+    """Build what a plan describes, on its device."""
+    from pydantic import TypeAdapter
+
+    from fedcore import models
+    from fedcore.compose import build
+    from fedcore.config import MethodBlock, Train
+    from fedcore.config import Model as ModelConfig
+    from fedcore.engine.checks import check_training
+    from fedcore.engine.executors import make_executor, resolve_device
+    from fedcore.engine.local import Examples
+    from fedcore.engine.rounds import Training
+
+    block = MethodBlock(method=plan["method"], add=plan["add"], **plan["settings"])
+    composition = build(plan["label"], block)
+    train = Train.model_validate(plan["train"])
+    model: Any = TypeAdapter(ModelConfig).validate_python(plan["model"])
+    device = resolve_device(train.device)
+    data = federation.dataset
+    net = models.build(model, data.input_shape, data.num_classes, seed).to(device)
+    check_training(plan["label"], composition, net, train, federation)
+    examples = Examples(data.inputs, data.labels, data.offset, data.scale, device)
+    executor = make_executor(composition, net, train, examples)
+    return Training(composition, net, federation, train, seed, executor, examples)
+
+
+def describe(
+    plan: dict[str, Any], seed: int, training: Training, table: PartitionTable
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the run's resolved configuration, with its key, and its lineage."""
+    from tasks.lineage import engine_hash, git_state, versions
+
+    federation, method = training.federation, training.composition.method
+    data = federation.dataset
+    config = {
+        **plan,
+        "seed": seed,
+        "dataset": {"name": data.name},
+        "partition": json.loads(table.scheme),
+        "input": {
+            "shape": list(data.input_shape),
+            "class_names": list(data.class_names),
+            "offset": list(data.offset),
+            "scale": list(data.scale),
+        },
+        "clients": {"training": federation.num_clients, "unseen": federation.num_unseen},
+        "views": ["global"] * method.has_global
+        + ["personal"]
+        + ["unseen"] * (federation.num_unseen > 0 and method.has_global),
+    }
+    device = training.examples.device
+    runs_on = str(device) if device.type == "cpu" else f"cuda ({_gpu_name()})"
+    lineage = {
+        "dataset_hash": data.content_hash,
+        "partition_hash": table.content_hash,
+        "plan_hash": _digest(plan),
+        "code_hash": engine_hash(),
+        "seed": seed,
+        "versions": versions(),
+        "device": runs_on,
+        "executor": training.executor.name,
+        "threads": 1,
+    }
+    key = _digest({"config": config, "lineage": lineage})
+    return {**config, "run_key": key}, {**lineage, **git_state(), "run_key": key}
+
+
+def make_tracker(config: dict[str, Any], lineage: dict[str, Any], silent: bool) -> Tracker:
+    """Return the console's tracker, with MLflow's unless `silent`."""
+    from tasks.tracking import ConsoleTracker, MlflowTracker, MultiTracker, SafeTracker
+
+    console = ConsoleTracker(f"{config['label']} seed {config['seed']}")
+    if silent:
+        return console
+    return MultiTracker(console, SafeTracker(MlflowTracker(config, lineage, Path.cwd())))
+
+
+def _gpu_name() -> str:
+    import torch
+
+    return torch.cuda.get_device_name()
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+if __name__ == "__main__":
+    run_step(main)
