@@ -14,7 +14,7 @@ from fedcore.config import Config, ConfigError, MethodBlock, Problem, Train, nea
 from fedcore.methods.base import Method, Phase
 from fedcore.models.net import Net
 from fedcore.seeds import stream
-from fedcore.types import Batch, ClientInfo, Cohort, Output, Params, State, View, cross_entropy
+from fedcore.types import Batch, ClientInfo, Cohort, Output, Params, Population, State, View, cross_entropy
 
 _METHOD = "method"  # the method's name in state trees; add-ons go by their own
 
@@ -66,9 +66,9 @@ class Composition:
 
     # --- state ---
 
-    def init_server(self, net: Net, params: Params) -> State:
+    def init_server(self, net: Net, params: Params, population: Population) -> State:
         """Return the server's state of every part."""
-        return {name: part.init_server(net, params) for name, part in self._parts()}
+        return {name: part.init_server(net, params, population) for name, part in self._parts()}
 
     def broadcast(self, server: State) -> State:
         """Return what of the server's state travels to the cohort."""

@@ -48,6 +48,13 @@ class ClientInfo(NamedTuple):
     class_counts: Tensor  # [Y] float
 
 
+class Population(NamedTuple):
+    """Facts of all training clients together, known to the server."""
+
+    num_clients: int
+    class_counts: Tensor  # [Y] float, over the train splits
+
+
 class View(NamedTuple):
     """All one client may look at in a round besides its parameters and state; read-only."""
 

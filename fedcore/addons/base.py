@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedcore.config import Train
 from fedcore.models.net import Net
-from fedcore.types import Batch, ClientInfo, Cohort, Output, Params, State, View
+from fedcore.types import Batch, ClientInfo, Cohort, Output, Params, Population, State, View
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Addon:
         """Return whether this one of its extra parameters travels."""
         return True
 
-    def init_server(self, net: Net, params: Params) -> State:
+    def init_server(self, net: Net, params: Params, population: Population) -> State:
         """Return its state on the server."""
         return {}
 

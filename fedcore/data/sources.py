@@ -61,6 +61,9 @@ def _synthetic(config: SyntheticData) -> Dataset:
 
     Differs from the original code in one thing: a client's draws depend on its id alone, so more clients leave the
     first ones as they are. The original's 90/10 split is left to the partition.
+
+    As in the original, `alpha` moves all logits of a client by the same amount, so it does not change a label:
+    clients differ because each draws its own weights, and in their features by `beta`.
     """
     drawn = [_synthetic_client(config, client) for client in range(config.clients)]
     inputs = np.concatenate([inputs for inputs, _ in drawn])

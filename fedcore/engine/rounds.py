@@ -29,7 +29,7 @@ from fedcore.models.net import Net
 from fedcore.seeds import stream
 from fedcore.tracking import NullTracker, Tracker
 from fedcore.trees import Tree, flatten, num_bytes, unflatten
-from fedcore.types import ClientInfo, Cohort, Params
+from fedcore.types import ClientInfo, Cohort, Params, Population
 
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
@@ -187,9 +187,9 @@ class Training:
         )
 
     def _info(self, client: int) -> ClientInfo:
-        device = self.examples.device
-        counts = torch.from_numpy(np.array(self.federation.class_counts[client], np.float32)).to(device)
-        return ClientInfo(torch.tensor(float(self.federation.num_examples[client]), device=device), counts)
+        like = self.examples.scale  # for its device and type
+        size, counts = self.federation.num_examples[client], self.federation.class_counts[client]
+        return ClientInfo(like.new_tensor(float(size)), like.new_tensor(counts.tolist()))
 
     # --- evaluation ---
 
@@ -224,7 +224,9 @@ class Training:
     # --- state ---
 
     def _start(self) -> Progress:
-        server = Server.initial(self.composition, self.net, self.initial)
+        counts = self.federation.class_counts[: self.federation.num_clients].sum(0)
+        population = Population(self.federation.num_clients, self.examples.scale.new_tensor(counts.tolist()))
+        server = Server.initial(self.composition, self.net, self.initial, population)
         own: Tree = {
             "params": {n: p for n, p in self.initial.items() if n not in server.params},
             "buffers": {n: b for n, b in self.net.initial_buffers.items() if n not in server.buffers},

@@ -9,7 +9,7 @@ from fedcore.compose import Composition
 from fedcore.engine.local import Outcome
 from fedcore.models.net import Net
 from fedcore.trees import Tree, accumulate, num_bytes
-from fedcore.types import Cohort, Params, State
+from fedcore.types import Cohort, Params, Population, State
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class Server:
     state: State
 
     @classmethod
-    def initial(cls, composition: Composition, net: Net, params: Params) -> Server:
+    def initial(cls, composition: Composition, net: Net, params: Params, population: Population) -> Server:
         """Return the server before the first round; `params` are all parameters, personal ones included."""
         return cls(
             {n: p for n, p in params.items() if composition.is_shared(net, n)},
             {n: b for n, b in net.initial_buffers.items() if composition.is_shared(net, n)},
-            composition.init_server(net, params),
+            composition.init_server(net, params, population),
         )
 
     def download(self, composition: Composition) -> Tree:

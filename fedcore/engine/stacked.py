@@ -42,8 +42,8 @@ class StackedExecutor:
         training, device = self.training, self.examples.device
         params = stack([job.params for job in jobs])
         info = ClientInfo(*(torch.stack(values) for values in zip(*(job.info for job in jobs), strict=True)))
-        num_steps = torch.tensor([float(job.num_steps) for job in jobs], device=device)
-        mass = torch.tensor([job.mass for job in jobs], device=device)
+        num_steps = torch.tensor([float(job.num_steps) for job in jobs], device=device, dtype=self.examples.dtype)
+        mass = torch.tensor([job.mass for job in jobs], device=device, dtype=self.examples.dtype)
 
         def view(phase: str, anchor: Params, info: ClientInfo, num_steps: Tensor, mass: Tensor) -> View:
             return View(anchor, assignment.server, info, num_steps, mass, assignment.lr, assignment.round, phase)

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedcore.config import Train
 from fedcore.models.net import Net
 from fedcore.trees import add, subtract
-from fedcore.types import Batch, ClientInfo, Cohort, Params, State, View
+from fedcore.types import Batch, ClientInfo, Cohort, Params, Population, State, View
 
 Fit = Callable[[Params, Batch], Tensor]  # the composed training loss: the task's, with the add-ons' changes and terms
 
@@ -90,7 +90,7 @@ class Method:
 
     # --- 1 state: what is remembered ---
 
-    def init_server(self, net: Net, params: Params) -> State:
+    def init_server(self, net: Net, params: Params, population: Population) -> State:
         """Return the server's state beyond the shared parameters."""
         return {}
 

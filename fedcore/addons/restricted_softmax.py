@@ -1,0 +1,36 @@
+"""FedRS's restricted softmax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedcore.addons.base import Addon
+from fedcore.types import View
+
+
+@dataclass(frozen=True)
+class RestrictedSoftmax(Addon):
+    """FedRS: scale down the logits of classes a client has no example of.
+
+    Loss:      cross-entropy of s_c * f_c,  s_c = 1 for a class the client has, alpha for one it misses
+
+    Parameters
+    ----------
+    alpha : float, 0 to 1, default 0.5
+        1 is the method without it; 0 makes a missing class's logit 0, which does not take it out of the softmax.
+
+    Costs       none.
+    Differs     scales the whole logit, bias included; training only, evaluation uses plain logits.
+    Source      Li and Zhan, KDD 2021. https://doi.org/10.1145/3447548.3467254
+    """
+
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
+
+    def logits(self, logits: Tensor, view: View) -> Tensor:
+        """Scale the logits of missing classes."""
+        return logits * torch.where(view.info.class_counts > 0, 1.0, self.alpha)

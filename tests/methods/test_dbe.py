@@ -1,0 +1,118 @@
+"""DBE against plain loops in the released code's order of operations, and its goldens and identities."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedcore.addons.dbe import Dbe
+from fedcore.types import Batch, ClientInfo, Output, View
+from tests import toys
+from tests.methods import twins
+
+EXECUTORS = ["serial", "stacked"]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("momentum", [1.0, 0.3])
+def test_equals_plain_loops(executor, momentum):
+    kappa = 5.0
+    work = toys.training(
+        toys.composition(add={"dbe": {"kappa": kappa, "momentum": momentum}}),
+        participation=0.6,
+        executor=executor,
+        dtype=torch.float64,
+    )
+    x = {n: p.clone() for n, p in work.initial.items() if n != "dbe.bias"}
+    bias = [torch.zeros(6, dtype=torch.float64) for _ in range(5)]
+    consensus = None
+
+    def local(i, round):
+        w, b, running = twins.leaves(x), bias[i].clone().requires_grad_(), torch.zeros(6, dtype=torch.float64)
+        for inputs, labels in twins.batches(work, i, round):
+            z = twins.features(w, inputs)
+            running = (1 - momentum) * running + momentum * z.mean(0)
+            loss = cross_entropy(twins.classify(w, z if consensus is None else z + b), labels)
+            if consensus is not None:
+                loss = loss + kappa * torch.mean(0.5 * (running - consensus) ** 2)
+            g = twins.slopes(loss, {**w, "b": b})
+            w = twins.leaves({n: w[n] - 0.1 * g[n] for n in w})
+            b = (b - 0.1 * g["b"]).detach().requires_grad_()
+            running = running.detach()
+        return {n: p.detach() for n, p in w.items()}, b.detach(), running
+
+    shares = [n / sum(toys.SIZES) for n in toys.SIZES]
+    consensus = sum(s * local(i, -1)[2] for i, s in enumerate(shares))
+    for round in range(3):
+        cohort = work._cohort(round)
+        models = []
+        for i in cohort.clients:
+            model, bias[i], _ = local(i, round)
+            models.append(model)
+        x = twins.mean(models, cohort.weights)
+    progress = work.run()
+    assert toys.distance(progress.server.params, x) < 1e-10
+    torch.testing.assert_close(progress.server.state["dbe"]["mean"], consensus, rtol=0, atol=1e-12)
+    for i in range(5):
+        torch.testing.assert_close(progress.store.get(i)["params"]["dbe.bias"], bias[i], rtol=0, atol=1e-10)
+
+
+def test_moving_mean_goldens():
+    """mu = .1, batch means (2, 0) then (1, 1), consensus (1, -1), kappa = 1, B = 2, D = 2.
+
+    m = (.2, 0), then (.28, .1); R = ((-.8)^2 + 1) / 4 = .41, then ((-.72)^2 + 1.1^2) / 4 = .4321;
+    dR/drow = mu (m - consensus) / (D B) = (-.02, .025), then (-.018, .0275).
+    """
+    addon = Dbe(kappa=1.0, momentum=0.1)
+    one = torch.tensor(1.0)
+    server = {"mean": torch.tensor([1.0, -1.0])}
+    view = View({}, server, ClientInfo(one, one), one, one, 0.1, 0, "train")
+    state = {"mean": torch.zeros(2)}
+    for mean, expected, value, slope in (
+        ([2.0, 0.0], [0.2, 0.0], 0.41, [-0.02, 0.025]),
+        ([1.0, 1.0], [0.28, 0.1], 0.4321, [-0.018, 0.0275]),
+    ):
+        z = (torch.tensor([mean, mean]) + torch.tensor([[0.5], [-0.5]])).requires_grad_()
+        batch = Batch(z, torch.tensor([0, 1]), torch.ones(2), {})
+        term, state = addon.penalty(None, {}, state, batch, Output(z, z), view)
+        (rows,) = torch.autograd.grad(term, z)
+        assert state["mean"].tolist() == pytest.approx(expected)
+        assert float(term.detach()) == pytest.approx(value)
+        assert rows.tolist() == [pytest.approx(slope), pytest.approx(slope)]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_without_its_parts_it_is_fedavg_bit_for_bit(executor):
+    settings = {"participation": 0.6, "executor": executor}
+    plain = toys.run(**settings)
+    off = toys.run(toys.composition(add={"dbe": {"kappa": 0.0, "prbm": False}}), **settings)
+    assert toys.equal(plain.server.params, off.server.params)
+
+
+def test_bias_gradient_is_the_head_biases_through_the_head():
+    work = toys.training(toys.composition(add={"dbe": {"kappa": 0.0}}), batch_size=31, rounds=1, dtype=torch.float64)
+    start = work.initial
+    (outcome,) = work._local([3], 0, work.composition.phases(work.train), "batches")
+    moved = {n: (start[n] - outcome.params[n]) / 0.1 for n in start}
+    torch.testing.assert_close(moved["dbe.bias"], moved["head.bias"] @ start["head.weight"])
+
+
+def test_the_bias_never_travels_and_evaluation_adds_it():
+    progress = toys.run(toys.composition(add={"dbe": {"kappa": 1.0}}))
+    assert "dbe.bias" not in progress.server.params
+    plain = toys.run()
+    # One set-up round for all five, and the 6 scalars of the mean: down in every round, up once.
+    assert progress.upload_bytes - plain.upload_bytes == 5 * (219 + 6) * 4
+    row = progress.history[-1]
+    assert row["personal/test/loss"] != row["global/test/loss"]
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fednova"])
+def test_goes_on_top_of_other_methods(method):
+    one, other = (
+        toys.run(
+            toys.composition(method, add={"dbe": {"kappa": 5.0}, "prox": {"mu": 0.1}}), executor=e, dtype=torch.float64
+        )
+        for e in EXECUTORS
+    )
+    assert toys.distance(one.server.params, other.server.params) < 1e-9
+    assert toys.distance(one.store.get(2)["params"], other.store.get(2)["params"]) < 1e-9

@@ -1,0 +1,71 @@
+"""SCAFFOLD against its Algorithm 1 in plain loops, its invariant, and its reductions."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from tests import toys
+from tests.methods import twins
+
+EXECUTORS = ["serial", "stacked"]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_equals_the_papers_algorithm(executor):
+    work = toys.training(
+        toys.composition("scaffold", global_step=0.8), participation=0.6, executor=executor, dtype=torch.float64
+    )
+    lr, x = 0.1, {n: p.clone() for n, p in work.initial.items()}
+    c = {n: torch.zeros_like(p) for n, p in x.items()}
+    own = [{n: torch.zeros_like(p) for n, p in x.items()} for _ in range(5)]
+    for round in range(3):
+        clients = work._cohort(round).clients
+        dys, dcs = [], []
+        for i in clients:
+            y, steps = twins.leaves(x), 0
+            for inputs, labels in twins.batches(work, i, round):
+                g = twins.slopes(cross_entropy(twins.classify(y, twins.features(y, inputs)), labels), y)
+                y = twins.leaves({n: y[n] - lr * (g[n] + c[n] - own[i][n]) for n in y})
+                steps += 1
+            new = {n: own[i][n] - c[n] + (x[n] - y[n].detach()) / (steps * lr) for n in x}
+            dys.append({n: y[n].detach() - x[n] for n in x})
+            dcs.append({n: new[n] - own[i][n] for n in x})
+            own[i] = new
+        x = {n: x[n] + 0.8 * sum(d[n] for d in dys) / len(clients) for n in x}
+        c = {n: c[n] + sum(d[n] for d in dcs) / 5 for n in x}
+    progress = work.run()
+    assert toys.distance(progress.server.params, x) < 1e-10
+    assert toys.distance(progress.server.state["method"]["c"], c) < 1e-10
+    assert toys.distance(progress.store.get(3)["state"]["method"]["c"], own[3]) < 1e-10
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_c_is_the_mean_of_all_clients_controls(momentum):
+    progress = toys.run(toys.composition("scaffold"), participation=0.4, dtype=torch.float64, momentum=momentum)
+    controls = [progress.store.get(i)["state"]["method"]["c"] for i in range(5)]
+    assert toys.distance(progress.server.state["method"]["c"], twins.mean(controls, [0.2] * 5)) < 1e-12
+
+
+def test_one_full_batch_step_leaves_the_gradient_as_control():
+    """After K = 1 on the whole client, c_i is the gradient at x, and x moved as FedAvg's with uniform weights."""
+    settings = {"batch_size": 31, "rounds": 1, "dtype": torch.float64}
+    work = toys.training(toys.composition("scaffold"), **settings)
+    x = twins.leaves(work.initial)
+    inputs, labels = twins.rows(work, 3)
+    gradient = twins.slopes(cross_entropy(twins.classify(x, twins.features(x, inputs)), labels), x)
+    progress = work.run()
+    assert toys.distance(progress.store.get(3)["state"]["method"]["c"], gradient) < 1e-12
+    assert toys.equal(progress.server.params, toys.run(weighting="uniform", **settings).server.params)
+
+
+def test_traffic_is_twice_fedavgs():
+    ours, plain = toys.run(toys.composition("scaffold")), toys.run()
+    assert ours.download_bytes == 2 * plain.download_bytes
+    assert ours.upload_bytes == 2 * plain.upload_bytes
+
+
+def test_an_absent_clients_control_stays_as_it_was():
+    work = toys.training(toys.composition("scaffold"), participation=0.2, rounds=4)
+    seen = {c for r in range(4) for c in work._cohort(r).clients}
+    progress = work.run()
+    assert set(progress.store.clients) == seen < set(range(5))
