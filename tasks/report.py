@@ -1,0 +1,220 @@
+"""Write the report: one HTML page that holds everything it shows and loads nothing."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.parameters import run_step
+
+if TYPE_CHECKING:
+    from fedcore.config import Config
+    from fedcore.data.dataset import Dataset
+    from fedcore.data.partitions import PartitionTable
+
+
+def render(comparison: dict[str, Any], config: Config, dataset: Dataset, table: PartitionTable, runs: Path) -> str:
+    """Return the page.
+
+    Parameters
+    ----------
+    comparison : dict
+        What `tasks.compare` wrote.
+    runs : Path
+        Folder of the run folders; only ``timing.csv`` and ``lineage.json`` are read, for the section on this machine.
+    """
+    import jinja2
+    from markupsafe import Markup
+
+    from tasks import findings, leaderboard, report_figures
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "pct": _pct,
+        "megabytes": _megabytes,
+        "figure": _figure,
+        "half": findings.half,
+        "points": _points,
+    }
+    counts = _counts(dataset, table)
+    styles = report_figures.styles(comparison)
+    timing = [_timing(label, comparison["seeds"], runs) for label in comparison["order"]]
+    views = [v for v in report_figures.VIEW_NAMES if any(v in m["views"] for m in comparison["methods"].values())]
+    return environment.get_template("report.html.jinja").render(
+        comparison=comparison,
+        config=config,
+        dataset=dataset,
+        table=table,
+        views=views,
+        view_names=report_figures.VIEW_NAMES,
+        styles=styles,
+        legend=report_figures.legend(comparison, styles),
+        headline=findings.headline(comparison),
+        shared=findings.shared_headline(comparison),
+        excludes_zero=findings.excludes_zero,
+        rows=leaderboard.rows(comparison),
+        hardest=findings.hardest_clients(comparison, counts, dataset.class_names),
+        figures={name: Markup(svg) for name, svg in report_figures.draw(comparison, counts, dataset, styles).items()},
+        parts={label: _made_of(entry) for label, entry in comparison["methods"].items()},
+        timing=timing,
+        time_parts=list(dict.fromkeys(part for row in timing for part in row["parts"])),
+        machine=_machine(comparison, runs),
+        parameters=_parameters(config),
+        used_rows=int((table.client >= 0).sum()),
+        hidden_clients=len(counts) - len(report_figures.shown(counts)),
+        pair=list(dict.fromkeys([_leader(comparison), comparison["baseline"]])),
+        against_baseline=_against_baseline(comparison),
+        fallback=any(
+            v["selected_on"] != "validation" for m in comparison["methods"].values() for v in m["views"].values()
+        ),
+        parameter_count=" or ".join(
+            f"{n:,}" for n in sorted({m["parameters"] for m in comparison["methods"].values()})
+        ),
+    )
+
+
+def _counts(dataset: Dataset, table: PartitionTable) -> dict[int, list[int]]:
+    """Return examples per label of every client that owns any, all splits together."""
+    import numpy as np
+
+    labels = np.asarray(dataset.labels)
+    if len(labels) != len(table.client):
+        raise ValueError(
+            f"the partition has {len(table.client)} rows but the data set '{dataset.name}' has {len(labels)};"
+            " run `dvc repro partition`"
+        )
+    used = table.client >= 0
+    pairs, numbers = np.unique(np.stack([table.client[used], labels[used]]), axis=1, return_counts=True)
+    counts: dict[int, list[int]] = {}
+    for client, label, count in zip(*pairs.tolist(), numbers.tolist(), strict=True):
+        counts.setdefault(client, [0] * dataset.num_classes)[label] = count
+    return counts
+
+
+def _leader(comparison: dict[str, Any]) -> str:
+    return str(comparison["order"][0])
+
+
+def _against_baseline(comparison: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    found = []
+    for label in comparison["order"]:
+        difference = comparison["methods"][label]["views"].get("personal", {}).get("difference") or {}
+        if difference.get("clients"):
+            found.append((label, difference["clients"]))
+    return found
+
+
+def _made_of(entry: dict[str, Any]) -> str:
+    """Return method, settings and add-ons in one line, for example ``fedavg + prox (mu 0.01)``."""
+
+    def settings(values: dict[str, Any]) -> str:
+        return f" ({', '.join(f'{k} {v}' for k, v in sorted(values.items()))})" if values else ""
+
+    parts = [entry["method"] + settings(entry["settings"])]
+    return " + ".join(parts + [name + settings(values) for name, values in sorted(entry["add"].items())])
+
+
+def _timing(label: str, seeds: list[int], runs: Path) -> dict[str, Any]:
+    """Return the median seconds per round of every part that was timed, and the mean seconds of a whole run."""
+    from statistics import median
+
+    from tasks.run_folder import read_columns
+
+    columns: dict[str, list[float]] = {}
+    totals = []
+    for seed in seeds:
+        folder = runs / f"{label}-{seed}"
+        try:
+            found = read_columns(folder / "timing.csv")
+            if "total_seconds" not in found:
+                raise ValueError("timing.csv: column 'total_seconds' is missing")
+        except ValueError as error:
+            raise ValueError(f"{folder}: {error}; run `dvc repro train@{label}-{seed}`") from None
+        for name, values in found.items():
+            columns.setdefault(name, []).extend(v for v in values if math.isfinite(v))
+        totals.append(math.fsum(v for v in found["total_seconds"] if math.isfinite(v)))
+    del columns["round"]
+    parts = {name.removesuffix("_seconds"): median(values) for name, values in columns.items() if values}
+    total = parts.pop("total", None)
+    return {"label": label, "total_seconds": total, "parts": parts, "run_seconds": math.fsum(totals) / len(totals)}
+
+
+def _machine(comparison: dict[str, Any], runs: Path) -> str:
+    """Return device, executor and versions of the runs; several are listed when the runs differ."""
+    from tasks.files import read_json
+
+    found: dict[str, set[str]] = {}
+    for label in comparison["order"]:
+        for seed in comparison["seeds"]:
+            path = runs / f"{label}-{seed}" / "lineage.json"
+            lineage = read_json(path) if path.is_file() else {}
+            facts = {key: lineage.get(key) for key in ("device", "executor", "threads")} | lineage.get("versions", {})
+            for key, value in facts.items():
+                if value is not None:
+                    found.setdefault(key, set()).add(str(value))
+    return "; ".join(f"{key} {', '.join(sorted(values))}" for key, values in found.items())
+
+
+def _parameters(config: Config) -> str:
+    import io
+
+    from ruamel.yaml import YAML
+
+    text = io.StringIO()
+    YAML(typ="safe", pure=True).dump(config.model_dump(mode="json"), text)
+    return text.getvalue()
+
+
+def _pct(value: float | None, digits: int = 1, signed: bool = False) -> str:
+    """Return a share in per cent or points; a value that rounds to zero has no sign, a minus is a minus sign."""
+    if value is None:
+        return "–"
+    rounded = round(100 * value, digits) or 0.0
+    return f"{rounded:{'+' if signed and rounded else ''}.{digits}f}".replace("-", "−")
+
+
+def _points(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def _megabytes(value: float | None) -> str:
+    return "–" if value is None else f"{value / 1e6:,.1f}"
+
+
+def _figure(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def main() -> None:
+    """Command line: write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--comparison", type=Path, default=Path("reports/comparison.json"))
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--partition", type=Path, required=True, help="the partition's .npz")
+    parser.add_argument("--dataset", type=Path, required=True, help="the prepared data set's folder")
+    parser.add_argument("--out", type=Path, default=Path("reports/index.html"))
+    parser.add_argument("--params", type=Path, default=Path("params.yaml"))
+    arguments = parser.parse_args()
+    from fedcore.data import dataset, partitions
+    from tasks.files import atomic_write_text, read_json
+    from tasks.parameters import read_config
+
+    config = read_config(arguments.params)
+    comparison = read_json(arguments.comparison)
+    page = render(
+        comparison, config, dataset.load(arguments.dataset), partitions.load(arguments.partition), arguments.runs
+    )
+    atomic_write_text(arguments.out, page)
+    print(f"{arguments.out}: {len(page) / 1e6:.1f} MB, {len(comparison['order'])} methods")
+
+
+if __name__ == "__main__":
+    run_step(main)
