@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.tracking_store import (
+    artifact_location,
+    ensure_experiment,
+    open_client,
+    prepare_database,
+    readable_errors,
+    tracking_uri,
+)
+
+PROJECT = Path(__file__).parents[2]
+
+
+def python(code: str, folder: Path) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    environment["PYTHONPATH"] = str(PROJECT)
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_three_processes_on_an_empty_folder_build_one_good_database(tmp_path: Path) -> None:
+    code = "from pathlib import Path\nfrom tasks.tracking_store import prepare_database\nprepare_database(Path())"
+    processes = [python(code, tmp_path) for _ in range(3)]
+    results = [(*process.communicate(), process.returncode) for process in processes]
+    assert results == [("", "", 0)] * 3
+    assert sorted(path.name for path in (tmp_path / "mlruns").iterdir()) == [".tracking.lock", "mlflow.db"]
+    client = open_client(tmp_path)
+    assert ensure_experiment(client, "digits", tmp_path) == "1"
+    assert client.get_experiment("0").artifact_location == f"{artifact_location(tmp_path)}/0"
+
+
+def test_an_experiment_asked_for_at_once_is_created_once(client: Any, root: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: ensure_experiment(client, "digits", root), range(8)))
+    assert set(found) == {"1"}
+
+
+def test_a_prepared_database_is_left_alone_without_importing_mlflow(root: Path) -> None:
+    file = root / "mlruns" / "mlflow.db"
+    before = (file.stat().st_ino, file.read_bytes())
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom tasks.tracking_store import prepare_database\n"
+        "prepare_database(Path())\nprint(sorted({'mlflow', 'alembic', 'sqlalchemy'} & set(sys.modules)))"
+    )
+    out, error = python(code, root).communicate()
+    assert (out, error) == ("[]\n", "")
+    assert (file.stat().st_ino, file.read_bytes()) == before
+
+
+def test_a_database_prepared_for_another_mlflow_is_brought_up_and_keeps_its_runs(root: Path) -> None:
+    experiment = ensure_experiment(open_client(root), "digits", root)
+    file = root / "mlruns" / "mlflow.db"
+    with closing(sqlite3.connect(file)) as connection:
+        wanted = connection.execute("PRAGMA user_version").fetchone()
+        connection.execute("PRAGMA user_version = 3016000")
+        connection.commit()
+    inode = file.stat().st_ino
+    prepare_database(root)
+    assert file.stat().st_ino != inode
+    with closing(sqlite3.connect(file)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == wanted
+        names = connection.execute("SELECT name FROM experiments WHERE experiment_id = ?", [experiment]).fetchall()
+    assert names == [("digits",)]
+
+
+def test_a_file_that_is_no_database_is_named_and_kept(tmp_path: Path) -> None:
+    file = tmp_path / "mlruns" / "mlflow.db"
+    file.parent.mkdir()
+    file.write_bytes(b"not a database, and long enough to be taken for one" * 20)
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match=r"mlflow\.db: not readable as an SQLite database .*move it away"):
+        prepare_database(tmp_path)
+    assert file.read_bytes() == before
+
+
+def test_a_database_of_a_newer_mlflow_is_refused_and_kept(root: Path) -> None:
+    file = root / "mlruns" / "mlflow.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA user_version = 9000000")
+        connection.execute("UPDATE alembic_version SET version_num = 'from_the_future'")
+        connection.commit()
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match="cannot be used by the installed MLflow"):
+        prepare_database(root)
+    assert file.read_bytes() == before
+    assert not list(file.parent.glob(".mlflow.db.*"))
+
+
+def test_the_address_is_absolute_and_the_environment_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert tracking_uri(Path()) == f"sqlite:///{tmp_path}/mlruns/mlflow.db"
+    assert artifact_location(Path()) == f"file://{tmp_path}/mlruns/artifacts"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://tracking.example")
+    assert tracking_uri(Path()) == "https://tracking.example"
+    assert artifact_location(Path()) is None
+    prepare_database(Path())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_experiment_is_found_again_and_restored_from_deletion(client: Any, root: Path) -> None:
+    first = ensure_experiment(client, "digits", root)
+    assert client.get_experiment(first).artifact_location == artifact_location(root)
+    client.delete_experiment(first)
+    assert ensure_experiment(client, "digits", root) == first
+    assert client.get_experiment(first).lifecycle_stage == "active"
+
+
+@pytest.mark.parametrize("is_address_set", [False, True])
+def test_a_moved_project_does_not_write_where_it_used_to_be(
+    client: Any, root: Path, tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, is_address_set: bool
+) -> None:
+    first = ensure_experiment(client, "digits", root)
+    there = tmp_path_factory.mktemp("there")
+    shutil.copytree(root / "mlruns", there / "mlruns")
+    if is_address_set:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{there}/mlruns/mlflow.db")
+    moved = open_client(there)
+    second = ensure_experiment(moved, "digits", there)
+    assert second != first
+    assert moved.get_experiment(second).artifact_location == artifact_location(there)
+    shutil.copy(there / "mlruns" / "mlflow.db", root / "mlruns" / "mlflow.db")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert ensure_experiment(client, "digits", root) == first
+
+
+def test_errors_of_mlflow_become_one_line_and_others_pass() -> None:
+    from mlflow.exceptions import MlflowException
+
+    with pytest.raises(ValueError, match=r"^MLflow: database is locked$"), readable_errors():
+        raise MlflowException("database is locked\n(Background on this error at ...)")
+    with pytest.raises(KeyError), readable_errors():
+        raise KeyError("ours")
+
+
+def test_the_command_prepares_the_database_of_the_current_folder(
+    tmp_path: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tasks import tracking
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["tracking", "--prepare"])
+    (tmp_path / "mlruns").mkdir()
+    (tmp_path / "mlruns" / "mlflow.db").touch()
+    with closing(sqlite3.connect(prepared)) as old, closing(sqlite3.connect("mlruns/mlflow.db")) as new:
+        old.backup(new)
+        new.execute("PRAGMA user_version = 1")
+        new.commit()
+    tracking.main()
+    with closing(sqlite3.connect("mlruns/mlflow.db")) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone()[0] > 1
+
+
+def test_opening_a_client_does_not_wait_for_anything(root: Path) -> None:
+    prepare_database(root)
+    started = time.perf_counter()
+    prepare_database(root)
+    assert time.perf_counter() - started < 0.5
