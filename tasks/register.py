@@ -11,7 +11,7 @@ import math
 import shutil
 import tempfile
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ class Winner:
     run: Run
     score: float
     last_round_score: float | None
+    fallback: Run | None = None  # whose global model serves unknown clients when the run has none of its own
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,9 @@ def register(root: Path, runs_folder: Path, comparison: dict[str, Any], dataset:
             winner = choose(runs, view)
             if winner is None:
                 continue
+            if "global" not in winner.run.views:
+                shared = choose(runs, "global")
+                winner = replace(winner, fallback=shared.run if shared else None)
             name, key = f"{experiment}-{view}", winner.run.config["run_key"]
             version = _ensure_version(client, name, experiment_id, winner, run_ids[key], dataset)
             if DECIDED not in version.tags:
@@ -203,6 +207,8 @@ def _version_tags(winner: Winner) -> dict[str, str]:
         "fedcore.view": winner.view,
         SCORE: repr(winner.score),
     }
+    if winner.fallback is not None:
+        tags["fedcore.fallback"] = f"{winner.fallback.label}-{winner.fallback.seed}"
     if winner.last_round_score is not None:
         tags[f"{SCORE}_last_round"] = repr(winner.last_round_score)
     return tags
@@ -210,12 +216,19 @@ def _version_tags(winner: Winner) -> dict[str, str]:
 
 def _store_files(client: MlflowClient, model_id: str, run_id: str, winner: Winner, dataset: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        save_model(Path(folder) / "model", winner.run.folder, winner.view, dataset, model_id, run_id)
+        fallback = winner.fallback.folder if winner.fallback else None
+        save_model(Path(folder) / "model", winner.run.folder, winner.view, dataset, model_id, run_id, fallback)
         client.log_model_artifacts(model_id, str(Path(folder) / "model"))
 
 
 def save_model(
-    path: Path, run_folder: Path, view: str, dataset: Path, model_id: str | None = None, run_id: str | None = None
+    path: Path,
+    run_folder: Path,
+    view: str,
+    dataset: Path,
+    model_id: str | None = None,
+    run_id: str | None = None,
+    fallback: Path | None = None,
 ) -> None:
     """Write a run's model as an MLflow model folder that loads anywhere, without pickle.
 
@@ -229,6 +242,8 @@ def save_model(
     view : {"global", "personal"}
     dataset : Path
         Folder of the prepared data set, for the input example.
+    fallback : Path or None
+        The run folder whose global model serves clients without a model of their own; None: `run_folder`'s.
     """
     import mlflow.pyfunc
     from mlflow.models import Model
@@ -241,18 +256,20 @@ def save_model(
     with safe_open(personal, framework="numpy") as file:
         clients, facts = file.get_tensor("clients"), file.metadata()
     with tempfile.TemporaryDirectory() as folder:
-        copies = {"config": "config.json", "model": "model.safetensors", "personal": personal.name}
-        for name in copies.values():
-            shutil.copyfile(run_folder / name, Path(folder) / name)
+        nobody = {"clients": clients[:0]}
+        artifacts = {"run": _copy_run(run_folder, Path(folder) / "run")}
         if view == "global":
-            save_file({"clients": clients[:0]}, Path(folder) / personal.name, metadata=facts)
+            save_file(nobody, Path(folder) / "run" / personal.name, metadata=facts)
+        if fallback is not None:
+            artifacts["fallback"] = _copy_run(fallback, Path(folder) / "fallback")
+            save_file(nobody, Path(folder) / "fallback" / personal.name, metadata=facts)
         with warnings.catch_warnings():
             # MLflow compares a table's columns with a range, which pandas 3 is about to understand differently.
             warnings.filterwarnings("ignore", message="Operation with range is deprecated")
             mlflow.pyfunc.save_model(
                 path=str(path),
                 python_model=str(Path(__file__).with_name("registry_model.py")),
-                artifacts={name: str(Path(folder) / file) for name, file in copies.items()},
+                artifacts=artifacts,
                 model_config={"view": view},
                 code_paths=[str(Path(fedcore.__file__).parent)],
                 pip_requirements=[f"{name}=={metadata.version(name).split('+')[0]}" for name in PACKAGES],
@@ -260,6 +277,13 @@ def save_model(
                 input_example=input_example(dataset, view, int(clients[0]) if len(clients) else 0),
                 mlflow_model=Model(model_id=model_id, run_id=run_id),
             )
+
+
+def _copy_run(run_folder: Path, target: Path) -> str:
+    target.mkdir()
+    for name in ("config.json", "model.safetensors", "personal.safetensors"):
+        shutil.copyfile(run_folder / name, target / name)
+    return str(target)
 
 
 def signature(view: str) -> ModelSignature:

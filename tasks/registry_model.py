@@ -19,14 +19,17 @@ class FederatedModel(PythonModel):
     """Classify examples in raw units, as the data set stores them.
 
     Input columns are ``features`` (the flattened example, row-major) and, for the personal model, ``client_id``. A
-    client without a model of its own is served by the global one and marked ``known_client = False``.
+    client without a model of its own is served by the global one (of the best method that has one) and marked
+    ``known_client = False``.
     """
 
     def load_context(self, context: PythonModelContext) -> None:
         """Read the weights; MLflow calls this once."""
         from fedcore.engine.export import load_predictor
 
-        self._predictor = load_predictor(Path(context.artifacts["config"]).parent)
+        self._predictor = load_predictor(Path(context.artifacts["run"]))
+        fallback = context.artifacts.get("fallback")
+        self._shared = load_predictor(Path(fallback)) if fallback else self._predictor
         self._is_personal = context.model_config["view"] == "personal"
 
     def predict(
@@ -51,7 +54,7 @@ class FederatedModel(PythonModel):
             rows = clients == client
             logits[rows] = self._predictor.logits(inputs[rows], int(client))
         if not known.all():
-            logits[~known] = self._predictor.logits(inputs[~known], None)
+            logits[~known] = self._shared.logits(inputs[~known], None)
         return _table(logits).assign(known_client=known)
 
     def _inputs(self, features: pd.Series) -> np.ndarray:

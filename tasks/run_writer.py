@@ -29,8 +29,8 @@ def write_run(
     _write_csv(folder / "history.csv", progress.history)
     _write_csv(folder / "timing.csv", progress.timing)
     _write_clients(folder / "clients.parquet", training, progress)
-    (folder / "model.safetensors").write_bytes(model_bytes(progress))
-    (folder / "personal.safetensors").write_bytes(personal_bytes(progress))
+    (folder / "model.safetensors").write_bytes(model_bytes(training))
+    (folder / "personal.safetensors").write_bytes(personal_bytes(training))
 
 
 def _write_csv(path: Path, rows: list[dict[str, float]]) -> None:
@@ -54,7 +54,7 @@ def _write_clients(path: Path, training: Training, progress: Progress) -> None:
         **{f"num_{split}": federation.sizes(split) for split in ("train", "val", "test")},
         "participations": participations,
     }
-    for prefix, scores in (("", progress.last), ("selected/", progress.selected)):
+    for prefix, scores in (("", progress.last), ("selected/", progress.selected["personal"].clients)):
         for split in SPLITS:
             columns[f"{prefix}{split}/accuracy"] = _fill(scores[split], "accuracies", count)
             columns[f"{prefix}{split}/loss"] = _fill(scores[split], "losses", count)

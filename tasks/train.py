@@ -131,7 +131,7 @@ def make_tracker(config: dict[str, Any], lineage: dict[str, Any], silent: bool) 
     """Return the console's tracker, with MLflow's unless `silent`."""
     from tasks.tracking import ConsoleTracker, MlflowTracker, MultiTracker, SafeTracker
 
-    console = ConsoleTracker(f"{config['label']} seed {config['seed']}")
+    console = SafeTracker(ConsoleTracker(f"{config['label']} seed {config['seed']}"))
     if silent:
         return console
     return MultiTracker(console, SafeTracker(MlflowTracker(config, lineage, Path.cwd())))

@@ -19,30 +19,44 @@ from fedcore.compose import Composition, build
 from fedcore.config import MethodBlock
 from fedcore.config import Model as ModelConfig
 from fedcore.engine.local import Examples
-from fedcore.engine.rounds import Progress
+from fedcore.engine.rounds import Training
+from fedcore.methods.base import named
 from fedcore.models.net import Net
+from fedcore.trees import stack
 from fedcore.types import Params
 
 _FORMAT = {"format": "fedcore-1"}
 
 
-def model_bytes(progress: Progress) -> bytes:
-    """Return the server's model as safetensors; personal leaves are there with their initial values."""
-    initial, server = progress.store.initial, progress.server
-    leaves = {**initial["params"], **initial["buffers"], **server.params, **server.buffers}
-    return _save(leaves)
+def model_bytes(training: Training) -> bytes:
+    """Return the server's model of the round its validation accuracy chose, as safetensors.
+
+    Personal leaves are there with their initial values. A method without a global view gives its initial model.
+    """
+    initial = training.progress.store.initial
+    chosen = training.progress.selected.get("global")
+    server = chosen.server if chosen else training.progress.server
+    return _save({**initial["params"], **initial["buffers"], **server.params, **server.buffers})
 
 
-def personal_bytes(progress: Progress) -> bytes:
-    """Return ``clients`` [m] and every personal leaf stacked [m, ...] over the clients that took part."""
-    store = progress.store
-    names = [*store.initial["params"], *store.initial["buffers"]]
-    clients = store.clients if names else []
+def personal_bytes(training: Training) -> bytes:
+    """Return the clients' own models of the round their validation accuracy chose, as safetensors.
+
+    ``clients`` [m] are the clients that have one; ``own/<name>`` [m, ...] are the leaves that differ between clients,
+    ``shared/<name>`` those that do not. Without own models there is nothing but an empty ``clients``.
+    """
+    server = training.progress.selected["personal"].server
+    adapts = bool(training.composition.method.adapt_phases(training.train))
+    clients, rows = [], []
+    for outcome in training.chosen_models():
+        every = {**outcome.params, **outcome.buffers}
+        clients.append(outcome.client)
+        rows.append({n: p for n, p in every.items() if adapts or (n not in server.params and n not in server.buffers)})
     leaves = {"clients": torch.tensor(clients, dtype=torch.int64)}
     if clients:
-        trees = [store.get(c) for c in clients]
-        for name in names:
-            leaves[name] = torch.stack([t["params"].get(name, t["buffers"].get(name)) for t in trees])
+        leaves.update({f"own/{n}": p for n, p in stack(rows).items()})
+        shared = {**server.params, **server.buffers}
+        leaves.update({f"shared/{n}": p for n, p in shared.items() if n not in rows[0]})
     return _save(leaves)
 
 
@@ -68,10 +82,10 @@ class Predictor:
         model_config: Any = TypeAdapter(ModelConfig).validate_python(config["model"])
         self._net: Net = models.build(model_config, self.input_shape, self.num_classes, 0)
         self._model = model
-        rows = {int(c): i for i, c in enumerate(personal["clients"])}
-        self._rows = rows
-        self._personal = {n: p for n, p in personal.items() if n != "clients"}
-        self.clients = frozenset(rows)
+        self._rows = {int(c): i for i, c in enumerate(personal["clients"])}
+        self._own = named(personal, "own/")
+        self._shared = named(personal, "shared/")
+        self.clients = frozenset(self._rows)
         nothing = np.empty((0, *self.input_shape), np.float32)
         self._examples = Examples(nothing, np.empty(0, np.int64), facts["offset"], facts["scale"], torch.device("cpu"))
 
@@ -93,7 +107,7 @@ class Predictor:
             raise ValueError(f"inputs have shape {tuple(inputs.shape[1:])} per example, expected {self.input_shape}")
         leaves = dict(self._model)
         if client is not None and client in self._rows:
-            leaves.update({n: p[self._rows[client]] for n, p in self._personal.items()})
+            leaves = {**self._shared, **{n: p[self._rows[client]] for n, p in self._own.items()}}
         buffers = {n: leaves.pop(n) for n in self._net.initial_buffers}
         x = self._examples.normalise(torch.from_numpy(np.ascontiguousarray(inputs)))
         output = self._composition.forward(self._net.bind(buffers, training=False), leaves, x)

@@ -5,30 +5,29 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedcore.compose import Composition
 from fedcore.config import Train
 from fedcore.data.federation import Federation
 from fedcore.engine.checkpoint import Checkpoint
-from fedcore.engine.evaluate import SPLITS, Scorer, Split
+from fedcore.engine.evaluate import Scorer
 from fedcore.engine.local import Assignment, Examples, Job, Outcome
 from fedcore.engine.optim import learning_rate, step_mass
+from fedcore.engine.progress import Progress, Selection, resume, save
 from fedcore.engine.schedule import schedule
 from fedcore.engine.server import Reduction, Server
 from fedcore.engine.store import ClientStore
 from fedcore.engine.views import Evaluation, evaluate
 from fedcore.methods.base import Phase
-from fedcore.metrics.accuracy import Scores
 from fedcore.models.net import Net
 from fedcore.seeds import stream
 from fedcore.tracking import NullTracker, Tracker
-from fedcore.trees import Tree, flatten, num_bytes, unflatten
+from fedcore.trees import Tree, num_bytes
 from fedcore.types import ClientInfo, Cohort, Params, Population
 
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
@@ -42,23 +41,6 @@ class Executor(Protocol):
     def train(self, jobs: Iterator[Job], assignment: Assignment) -> Iterator[Outcome]:
         """Train every job's client; yield the outcomes in the order of the jobs."""
         ...
-
-
-@dataclass
-class Progress:
-    """All that changes from round to round; what a checkpoint holds."""
-
-    server: Server
-    store: ClientStore
-    participations: NDArray[np.int64]
-    next_round: int
-    download_bytes: int = 0
-    upload_bytes: int = 0
-    history: list[dict[str, float]] = field(default_factory=list)
-    timing: list[dict[str, float]] = field(default_factory=list)
-    last: dict[Split, Scores] = field(default_factory=dict)
-    selected: dict[Split, Scores] = field(default_factory=dict)
-    selected_accuracy: float = -1.0
 
 
 class Training:
@@ -93,7 +75,7 @@ class Training:
         """Train all rounds, from the checkpoint if there is one, and return what came of it."""
         tracker = tracker or NullTracker()
         if checkpoint:
-            self._resume(checkpoint)
+            resume(self.progress, checkpoint, self.examples.device)
         progress = self.progress
         tracker.start(self.train.rounds, max(progress.next_round, 0))
         saved_at = time.monotonic()
@@ -114,7 +96,7 @@ class Training:
             tracker.log(done, metrics, ended - began)
             late = time.monotonic() - saved_at > _SECONDS_BETWEEN_CHECKPOINTS
             if checkpoint and done < self.train.rounds and (late or done % self.train.checkpoint_every == 0):
-                self._save(checkpoint)
+                save(progress, checkpoint)
                 saved_at = time.monotonic()
         return progress
 
@@ -207,10 +189,30 @@ class Training:
             method.has_global,
         )
         progress.last = result.clients
-        accuracy = result.metrics.get("personal/val/accuracy", float(round))
-        if accuracy > progress.selected_accuracy:
-            progress.selected, progress.selected_accuracy = result.clients, accuracy
+        for view in ("global", "personal"):
+            # Without validation examples the last round is chosen.
+            accuracy = result.metrics.get(f"{view}/val/accuracy", float(round))
+            best = progress.selected.get(view)
+            if f"{view}/test/accuracy" in result.metrics and (best is None or accuracy > best.accuracy):
+                chosen = Selection(accuracy, round, server, progress.store.copy(), result.clients)
+                progress.selected[view] = chosen
         return result
+
+    def chosen_models(self) -> Iterator[Outcome]:
+        """Make the clients' own models of the selected round, adapted as they were evaluated then.
+
+        Empty when every client uses the server's model.
+        """
+        chosen, present = self.progress.selected["personal"], self.progress
+        own, adapt = present.store.initial, self.composition.method.adapt_phases(self.train)
+        if not (own["params"] or own["buffers"] or adapt):
+            return
+        clients = range(self.federation.num_clients) if adapt else chosen.store.clients
+        self.progress = replace(present, server=chosen.server, store=chosen.store)
+        try:
+            yield from self._own_models(clients, chosen.round, adapt)
+        finally:
+            self.progress = present
 
     def _own_models(self, clients: Sequence[int], round: int, adapt: tuple[Phase, ...]) -> Iterator[Outcome]:
         """Make every client's own model; adaptation works on copies and nothing of it is kept."""
@@ -242,40 +244,3 @@ class Training:
             "buffers": {n: outcome.buffers[n] for n in own["buffers"]},
             "state": outcome.state,
         }
-
-    def _server_tree(self) -> Tree:
-        server = self.progress.server
-        return {"params": server.params, "buffers": server.buffers, "state": server.state}
-
-    def _save(self, checkpoint: Checkpoint) -> None:
-        p = self.progress
-        tensors = {f"server/{k}": v for k, v in flatten(self._server_tree()).items()}
-        tensors.update({f"client/{k}": v for k, v in p.store.state_dict().items()})
-        tensors["participations"] = torch.from_numpy(p.participations)
-        for group, scores in (("last", p.last), ("selected", p.selected)):
-            for split, s in scores.items():
-                for name, values in (("examples", s.examples), ("correct", s.correct), ("loss", s.loss)):
-                    tensors[f"{group}/{split}/{name}"] = torch.from_numpy(values)
-        names = ("next_round", "download_bytes", "upload_bytes", "history", "timing", "selected_accuracy")
-        checkpoint.save(tensors, {name: getattr(p, name) for name in names})
-
-    def _resume(self, checkpoint: Checkpoint) -> None:
-        loaded = checkpoint.load(self.examples.device)
-        if loaded is None:
-            return
-        tensors, facts = loaded
-        p = self.progress
-
-        def below(prefix: str) -> dict[str, torch.Tensor]:
-            return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
-
-        p.server = Server(**unflatten(below("server/"), self._server_tree()))
-        p.store.load_state_dict(below("client/"))
-        p.participations = tensors["participations"].cpu().numpy()
-        for group, scores in (("last", p.last), ("selected", p.selected)):
-            for split in SPLITS:
-                found = below(f"{group}/{split}/")
-                if found:
-                    scores[split] = Scores(**{name: values.cpu().numpy() for name, values in found.items()})
-        for name, value in facts.items():
-            setattr(p, name, value)

@@ -29,6 +29,10 @@ class Server:
             composition.init_server(net, params, population),
         )
 
+    def tree(self) -> Tree:
+        """Return all of it as one tree; ``Server(**tree)`` undoes this."""
+        return {"params": self.params, "buffers": self.buffers, "state": self.state}
+
     def download(self, composition: Composition) -> Tree:
         """Return what every client of a cohort receives."""
         return {"params": self.params, "buffers": self.buffers, "state": composition.broadcast(self.state)}

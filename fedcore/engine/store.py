@@ -40,6 +40,12 @@ class ClientStore:
         if not self._is_empty:
             self._trees[client] = tree_map(lambda leaf: leaf.detach().clone(), tree)
 
+    def copy(self) -> ClientStore:
+        """Return a store that later `put` calls to this one do not reach; the trees themselves are shared."""
+        other = ClientStore(self.initial)
+        other._trees = dict(self._trees)
+        return other
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return all leaves by ``<client>/<path>``."""
         return {f"{c}/{path}": leaf for c, tree in self._trees.items() for path, leaf in flatten(tree).items()}

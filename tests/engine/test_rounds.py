@@ -79,10 +79,10 @@ def test_the_store_grows_with_the_clients_that_took_part():
 def test_evaluation_changes_nothing():
     work = toys.training(toys.composition("fedavg_ft", epochs=3))
     work.run()
-    before = {k: v.clone() for k, v in flatten(work._server_tree()).items()}
+    before = {k: v.clone() for k, v in flatten(work.progress.server.tree()).items()}
     first = work._evaluate(2).metrics
     assert work._evaluate(2).metrics == first
-    assert toys.equal(before, flatten(work._server_tree()))
+    assert toys.equal(before, flatten(work.progress.server.tree()))
 
 
 def test_personal_accuracy_pools_the_clients_and_the_global_view_agrees_for_fedavg():
@@ -125,26 +125,49 @@ def test_summary_selects_on_validation_and_labels_what_is_chosen_on_test():
     assert not any("personal" in key for key in summary)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "local"])
-def test_exported_models_predict_as_in_training(tmp_path, method):
-    work = toys.training(toys.composition(method, add={"prox": {"mu": 0.1}}))
-    progress = work.run()
+METHODS = {
+    "fedavg": ("fedavg", {}),
+    "local": ("local", {}),
+    "fedavg_ft": ("fedavg_ft", {}),
+    "dbe": ("fedavg", {"dbe": {"kappa": 1.0, "momentum": 0.5}}),
+}
+
+
+@pytest.mark.parametrize("case", METHODS)
+def test_exported_models_are_those_of_the_selected_round(case):
+    """The files' validation accuracy, computed from raw rows, is the one the round was selected by."""
+    name, add = METHODS[case]
+    work = toys.training(toys.composition(name, add=add), rounds=6, lr=0.3)
+    work.run()
     data = work.federation.dataset
     config = {
         "label": "toy",
-        "method": method,
+        "method": name,
         "settings": {},
-        "add": {"prox": {"mu": 0.1}},
+        "add": add,
         "model": {"name": "mlp", "hidden": [16, 6]},
         "input": {"shape": [5], "class_names": list(data.class_names), "offset": [0.0], "scale": [1.0]},
     }
-    predictor = Predictor(json.loads(json.dumps(config)), load(model_bytes(progress)), load(personal_bytes(progress)))
-    inputs = np.array(data.inputs[:9])
-    assert predictor.clients == (frozenset(range(5)) if method == "local" else frozenset())
-    for client in (0, 4, None, 99):
-        own = progress.store.get(client if client in predictor.clients else -1)["params"]
-        params = {**progress.server.params, **own}
-        expected = work.composition.forward(work.net, params, torch.from_numpy(inputs)).logits.detach().numpy()
-        np.testing.assert_array_equal(predictor.logits(inputs, client), expected)
+    predictor = Predictor(json.loads(json.dumps(config)), load(model_bytes(work)), load(personal_bytes(work)))
+    assert predictor.clients == (frozenset() if case == "fedavg" else frozenset(range(5)))
+
+    def accuracy(client_of):
+        rows = [work.federation.rows(c, "val") for c in range(5)]
+        hits = [
+            predictor.logits(np.array(data.inputs[r]), client_of(c)).argmax(1) == data.labels[r]
+            for c, r in enumerate(rows)
+        ]
+        return float(np.concatenate(hits).mean())
+
+    summary = summarise(work.progress.history, 219)
+    assert accuracy(lambda c: c) == summary["selected/personal/val/accuracy"]
+    assert accuracy(lambda c: 99) == summary.get("selected/global/val/accuracy", accuracy(lambda c: None))
     with pytest.raises(ValueError, match=r"inputs have shape \(4,\) per example, expected \(5,\)"):
-        predictor.logits(inputs[:, :4])
+        predictor.logits(np.array(data.inputs[:3, :4]))
+
+
+def test_the_selected_round_is_not_the_last_somewhere():
+    """Without this the test above would not notice last-round weights."""
+    work = toys.training(toys.composition("local"), rounds=6, lr=0.3)
+    work.run()
+    assert work.progress.selected["personal"].round < 5

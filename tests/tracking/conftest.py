@@ -158,7 +158,11 @@ class Project:
         save_file(draw(), folder / "model.safetensors", {"format": "fedcore-1"})
         clients = np.array([3, 7] if own else [], np.int64)
         stacked = draw(len(clients)) if own else {}
-        save_file({"clients": clients, **stacked}, folder / "personal.safetensors", {"format": "fedcore-1"})
+        save_file(
+            {"clients": clients, **{f"own/{n}": p for n, p in stacked.items()}},
+            folder / "personal.safetensors",
+            {"format": "fedcore-1"},
+        )
 
     @property
     def dataset(self) -> Path:

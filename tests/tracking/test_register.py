@@ -84,8 +84,8 @@ def test_both_models_predict_by_alias_in_a_fresh_process_elsewhere(
     answers = json.loads(done.stdout)
 
     local, shared = project.root / "runs" / "local-0", project.root / "runs" / "fedavg-0"
-    own, base = load_file(local / "personal.safetensors"), load_file(local / "model.safetensors")
-    stacks = [{name: own[name][row] for name in base} for row in (0, 1)]
+    own, base = load_file(local / "personal.safetensors"), load_file(shared / "model.safetensors")
+    stacks = [{name: own[f"own/{name}"][row] for name in base} for row in (0, 1)]
     expected = [probabilities(w, x) for w, x in zip((stacks[0], stacks[1], base, stacks[0]), inputs, strict=True)]
     personal = answers["personal"]
     assert np.allclose(personal["probabilities"], expected, atol=1e-5)
@@ -120,7 +120,7 @@ def test_a_version_carries_signature_example_lineage_and_no_pickle(project: Proj
     assert client.get_run(version.run_id).info.run_name == "local-0"
     folder = Path(client.get_model_version_download_uri("digits-personal", "1").removeprefix("file://"))
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert {"MLmodel", "input_example.json", "artifacts/personal.safetensors", "code/fedcore/config.py"} <= names
+    assert {"MLmodel", "input_example.json", "artifacts/run/personal.safetensors", "code/fedcore/config.py"} <= names
     assert not [name for name in names if name.endswith((".pkl", ".pickle", ".pyc", ".pt", ".pth"))]
     requirements = (folder / "requirements.txt").read_text().split()
     assert {line.split("==")[0] for line in requirements} == set(step.PACKAGES)
@@ -132,7 +132,7 @@ def test_a_version_carries_signature_example_lineage_and_no_pickle(project: Proj
 def test_the_global_model_holds_nobodys_personal_weights(project: Project, tmp_path: Path) -> None:
     folder = project.add("local", 0)
     step.save_model(tmp_path / "model", folder, "global", project.dataset)
-    personal = load_file(tmp_path / "model" / "artifacts" / "personal.safetensors")
+    personal = load_file(tmp_path / "model" / "artifacts" / "run" / "personal.safetensors")
     assert {name: array.tolist() for name, array in personal.items()} == {"clients": []}
 
 
@@ -231,7 +231,7 @@ def test_lost_files_of_a_version_are_stored_again(project: Project, client: Any)
     folder = Path(client.get_model_version_download_uri("digits-personal", "1").removeprefix("file://"))
     shutil.rmtree(project.root / "mlruns" / "artifacts")
     assert registered(project) == first
-    assert (folder / "artifacts" / "personal.safetensors").is_file()
+    assert (folder / "artifacts" / "run" / "personal.safetensors").is_file()
 
 
 def test_without_validation_examples_nothing_is_registered(

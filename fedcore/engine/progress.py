@@ -1,0 +1,103 @@
+"""All that changes from round to round, and how a checkpoint keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedcore.engine.checkpoint import Checkpoint
+from fedcore.engine.evaluate import SPLITS, Split
+from fedcore.engine.server import Server
+from fedcore.engine.store import ClientStore
+from fedcore.metrics.accuracy import Scores
+from fedcore.trees import flatten, unflatten
+
+_FACTS = ("next_round", "download_bytes", "upload_bytes", "history", "timing")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The models of the round that a view's validation accuracy chose."""
+
+    accuracy: float
+    round: int
+    server: Server
+    store: ClientStore
+    clients: dict[Split, Scores]
+
+
+@dataclass
+class Progress:
+    """All that changes from round to round; what a checkpoint holds."""
+
+    server: Server
+    store: ClientStore
+    participations: NDArray[np.int64]
+    next_round: int
+    download_bytes: int = 0
+    upload_bytes: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+    timing: list[dict[str, float]] = field(default_factory=list)
+    last: dict[Split, Scores] = field(default_factory=dict)
+    selected: dict[str, Selection] = field(default_factory=dict)  # by view, "global" and "personal"
+
+
+def save(progress: Progress, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint."""
+    tensors = {f"server/{k}": v for k, v in flatten(progress.server.tree()).items()}
+    tensors.update({f"client/{k}": v for k, v in progress.store.state_dict().items()})
+    tensors["participations"] = torch.from_numpy(progress.participations)
+    tensors.update(_scores_out("last", progress.last))
+    for view, chosen in progress.selected.items():
+        at = f"selected/{view}"
+        tensors.update({f"{at}/server/{k}": v for k, v in flatten(chosen.server.tree()).items()})
+        tensors.update({f"{at}/client/{k}": v for k, v in chosen.store.state_dict().items()})
+        tensors.update(_scores_out(f"{at}/scores", chosen.clients))
+    facts = {name: getattr(progress, name) for name in _FACTS}
+    checkpoint.save(tensors, {**facts, "chosen": {v: [s.accuracy, s.round] for v, s in progress.selected.items()}})
+
+
+def resume(progress: Progress, checkpoint: Checkpoint, device: torch.device) -> None:
+    """Take up a checkpoint, if there is one of this run; `progress` is that of a run about to start."""
+    loaded = checkpoint.load(device)
+    if loaded is None:
+        return
+    tensors, facts = loaded
+
+    def below(prefix: str) -> dict[str, torch.Tensor]:
+        return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+
+    like = progress.server.tree()
+    for view, (accuracy, round) in facts["chosen"].items():
+        at = f"selected/{view}/"
+        server = Server(**unflatten(below(f"{at}server/"), like))
+        store = ClientStore(progress.store.initial)
+        store.load_state_dict(below(f"{at}client/"))
+        progress.selected[view] = Selection(accuracy, round, server, store, _scores_in(below(f"{at}scores/")))
+    progress.server = Server(**unflatten(below("server/"), like))
+    progress.store.load_state_dict(below("client/"))
+    progress.participations = tensors["participations"].cpu().numpy()
+    progress.last = _scores_in(below("last/"))
+    for name in _FACTS:
+        setattr(progress, name, facts[name])
+
+
+def _scores_out(prefix: str, scores: Mapping[Split, Scores]) -> dict[str, torch.Tensor]:
+    return {
+        f"{prefix}/{split}/{name}": torch.from_numpy(getattr(s, name))
+        for split, s in scores.items()
+        for name in ("examples", "correct", "loss")
+    }
+
+
+def _scores_in(leaves: Mapping[str, torch.Tensor]) -> dict[Split, Scores]:
+    found: dict[Split, Scores] = {}
+    for split in SPLITS:
+        if f"{split}/loss" in leaves:
+            examples, correct, loss = (leaves[f"{split}/{n}"].cpu().numpy() for n in ("examples", "correct", "loss"))
+            found[split] = Scores(examples, correct, loss)
+    return found
