@@ -143,13 +143,14 @@ class ConsoleTracker:
     ----------
     name : str
         What is trained, for example ``fedavg-0``.
-    stream : text stream
+    stream : text stream or None
+        None: standard error.
     clock : function returning seconds
     """
 
-    def __init__(self, name: str, stream: TextIO = sys.stderr, clock: Callable[[], float] = time.monotonic):
-        self._name, self._stream, self._clock = name, stream, clock
-        self._live = stream.isatty()
+    def __init__(self, name: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
+        self._name, self._stream, self._clock = name, stream or sys.stderr, clock
+        self._live = self._stream.isatty()
         self._rounds = self._first = self._tenths = self._width = 0
         self._started = self._drawn = clock()
         self._accuracy = ""
@@ -219,8 +220,8 @@ class MultiTracker:
 class SafeTracker:
     """Keep a tracker's failure from ending a training: say it once, leave the tracker alone from then on."""
 
-    def __init__(self, tracker: Tracker, stream: TextIO = sys.stderr):
-        self._tracker, self._stream = tracker, stream
+    def __init__(self, tracker: Tracker, stream: TextIO | None = None):
+        self._tracker, self._stream = tracker, stream or sys.stderr
         self._failed = False
 
     def start(self, rounds: int, resumed_at: int) -> None:
