@@ -31,12 +31,12 @@ WRONG = [
     (
         "methods.new",
         {"method": "fedavg_ft", "epoch": 2},
-        "methods.new.epoch: unknown key 'epoch'; did you mean 'epochs'",
+        "new.epoch: unknown key 'epoch'; did you mean 'epochs'",
     ),
     (
         "methods.new",
         {"method": "fedavg", "train": {"lrr": 1}},
-        "methods.new.train.lrr: unknown key 'lrr'; did you mean",
+        "new.train.lrr: unknown key 'lrr'; did you mean",
     ),
     ("methods.Bad Name", {}, "methods.Bad Name: 'Bad Name': use lower-case letters"),
     ("compare.baseline", "fedagv", "compare.baseline 'fedagv' is not one of the methods; did you mean 'fedavg'?"),

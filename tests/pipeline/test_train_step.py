@@ -37,7 +37,7 @@ def test_files_agree_with_each_other(trained, project):
     pooled = float((np.array(clients["test/accuracy"]) * weights).sum() / weights.sum())
     assert pooled == pytest.approx(metrics["personal/test/accuracy"])
     assert clients["participations"] == [3] * 5
-    assert not list((project.folder / ".checkpoints").iterdir())
+    assert not list(project.folder.rglob(".checkpoints/*"))
 
 
 def test_the_same_run_is_the_same_bytes_but_for_times(trained):
