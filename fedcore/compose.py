@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedcore import discovery
@@ -55,14 +56,23 @@ class Composition:
             params.update(part.extra_params(net, stream(seed, f"extra_params/{name}")))
         return params
 
-    def is_shared(self, net: Net, name: str) -> bool:
-        """Return whether a parameter or buffer travels."""
+    @property
+    def needs(self) -> frozenset[str]:
+        """Names of the resources the parts use."""
+        return frozenset(name for _, part in self._parts() for name in part.needs)
+
+    def num_outputs(self, num_classes: int) -> int:
+        """Return the number of outputs of the model's head."""
+        return num_classes + sum(addon.num_outputs(num_classes) for addon in self.addons.values())
+
+    def is_shared(self, net: Net, name: str, round: int) -> bool:
+        """Return whether a parameter or buffer travels in this round."""
         if name in net.stays_local:
             return False
         for addon in self.addons.values():
             if name in addon.extra_params(net, stream(0, "names")):  # for its names; the values do not matter
                 return addon.is_shared(net, name)
-        return self.method.is_shared(net, name)
+        return self.method.is_shared(net, name, round)
 
     # --- state ---
 
@@ -111,7 +121,12 @@ class Composition:
         new = dict(state)
 
         def fit(params: Params, batch: Batch) -> Tensor:
-            output = self.forward(net, params, batch.x, view)
+            extra = {name: addon.rows(batch, _part_view(view, name)) for name, addon in self.addons.items()}
+            joined = {name: rows for name, rows in extra.items() if rows is not None}
+            sizes = [len(batch.x), *map(len, joined.values())]
+            x = torch.cat([batch.x, *joined.values()]) if joined else batch.x
+            output, *others = _split(self.forward(net, params, x, view), sizes)
+            rows = dict(zip(joined, others, strict=True))
             logits = output.logits
             for name, addon in self.addons.items():
                 logits = addon.logits(logits, _part_view(view, name))
@@ -119,7 +134,9 @@ class Composition:
             for name, addon in self.addons.items():
                 if type(addon).penalty is Addon.penalty:
                     continue
-                term, new[name] = addon.penalty(net, params, state[name], batch, output, _part_view(view, name))
+                term, new[name] = addon.penalty(
+                    net, params, state[name], batch, output, rows.get(name), _part_view(view, name)
+                )
                 total = total + term
             return total
 
@@ -165,6 +182,11 @@ class Composition:
 
     def _parts(self) -> list[tuple[str, Method | Addon]]:
         return [(_METHOD, self.method), *self.addons.items()]
+
+
+def _split(output: Output, sizes: list[int]) -> list[Output]:
+    features, logits = torch.split(output.features, sizes), torch.split(output.logits, sizes)
+    return [Output(z, u) for z, u in zip(features, logits, strict=True)]
 
 
 def _part_view(view: View, part: str) -> View:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,6 +41,20 @@ class Batch(NamedTuple):
         mask = self.mask.reshape(-1, *[1] * (values.dim() - 1))
         return (values * mask).sum(0) / self.mask.sum()
 
+    def parts(self, count: int) -> list[Batch]:
+        """Return `count` batches of equal numbers of rows; see `Phase.batches`.
+
+        A part of nothing but padding gets the mask of copies of real rows, so that no mean is ever empty.
+        """
+        size = len(self.mask) // count
+        parts = []
+        for begin in range(0, count * size, size):
+            cut = slice(begin, begin + size)
+            mask = self.mask[cut]
+            mask = torch.where(mask.sum() > 0, mask, torch.ones_like(mask))
+            parts.append(Batch(self.x[cut], self.y[cut], mask, self.draws))
+        return parts
+
 
 class ClientInfo(NamedTuple):
     """Facts of one client, counted on its train split."""
@@ -59,7 +74,10 @@ class View(NamedTuple):
     """All one client may look at in a round besides its parameters and state; read-only."""
 
     anchor: Params  # parameters the client starts the round with: shared as received, and its own
-    server: State  # this part's share of what the server sent
+    server: State  # this part's share of what the server sent to everybody
+    received: State  # what the method sent to this client alone; see `Method.download`
+    resources: State  # data every client holds a copy of, by name: virtual data, pseudo data
+    validation: Batch | None  # this client's validation rows, for methods that ask for them
     info: ClientInfo
     num_steps: Tensor  # [] local steps this client takes this round, over all phases
     mass: Tensor  # [] sum of the steps' learning rates, momentum included: lr * num_steps for plain SGD
@@ -82,6 +100,9 @@ class Cohort(NamedTuple):
     weights: tuple[float, ...]  # sum to one
     num_clients: int  # N
     round: int
+    generator: np.random.Generator  # the server's random stream of this round
+    resources: State  # as in `View`
+    uploads: tuple[State, ...] = ()  # every client's, for methods that ask for them
 
     @property
     def share(self) -> float:

@@ -39,7 +39,7 @@ def main() -> None:
     federation = Federation(data, table)
     with atomic_folder(arguments.out) as folder:
         for label, (composition, train) in built.items():
-            net = models.build(config.model, data.input_shape, data.num_classes, seed=0)
+            net = models.build(config.model, data.input_shape, composition.num_outputs(data.num_classes), seed=0)
             check_training(label, composition, net, train, federation)
             parts = [composition.method, *composition.addons.values()]
             files = sorted({discovery.source_file(type(part)) for part in parts})

@@ -79,7 +79,7 @@ def make_training(plan: dict[str, Any], seed: int, federation: Federation) -> Tr
     model: Any = TypeAdapter(ModelConfig).validate_python(plan["model"])
     device = resolve_device(train.device)
     data = federation.dataset
-    net = models.build(model, data.input_shape, data.num_classes, seed).to(device)
+    net = models.build(model, data.input_shape, composition.num_outputs(data.num_classes), seed).to(device)
     check_training(plan["label"], composition, net, train, federation)
     examples = Examples(data.inputs, data.labels, data.offset, data.scale, device)
     executor = make_executor(composition, net, train, examples)

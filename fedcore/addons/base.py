@@ -22,6 +22,11 @@ class Addon:
     """Base of every add-on; the defaults change nothing."""
 
     setup_rounds: ClassVar[int] = 0
+    needs: ClassVar[tuple[str, ...]] = ()  # names of the resources it uses
+
+    def num_outputs(self, num_classes: int) -> int:
+        """Return how many outputs it adds to the model's head."""
+        return 0
 
     def check(self, net: Net, train: Train) -> None:
         """Raise ValueError if this add-on cannot run with this model or training section."""
@@ -62,10 +67,22 @@ class Addon:
         """Return the logits [B, Y] the training loss gets; evaluation never calls this."""
         return logits
 
+    def rows(self, batch: Batch, view: View) -> Tensor | None:
+        """Return inputs [R, ...] that join the batch in one forward pass, or None."""
+        return None
+
     def penalty(
-        self, net: Net, params: Params, state: State, batch: Batch, output: Output, view: View
+        self, net: Net, params: Params, state: State, batch: Batch, output: Output, rows: Output | None, view: View
     ) -> tuple[Tensor | float, State]:
-        """Return a term [] added to the training loss, and its new state."""
+        """Return a term [] added to the training loss, and its new state.
+
+        Parameters
+        ----------
+        output : Output
+            Of the batch.
+        rows : Output or None
+            Of its own `rows`.
+        """
         return 0.0, state
 
     def correct(self, net: Net, gradient: Params, params: Params, state: State, view: View) -> Params:

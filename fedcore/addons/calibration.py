@@ -60,7 +60,7 @@ class Calibration(Addon):
         return logits if self.tau == 0 else logits - self._margins(view)
 
     def penalty(
-        self, net: Net, params: Params, state: State, batch: Batch, output: Output, view: View
+        self, net: Net, params: Params, state: State, batch: Batch, output: Output, rows: Output | None, view: View
     ) -> tuple[Tensor | float, State]:
         """Add log(1 - softmax(u)_y), which takes the true class out of the denominator."""
         if self.denominator == "all":

@@ -86,7 +86,7 @@ class Dbe(Addon):
         return features + params[_BIAS]
 
     def penalty(
-        self, net: Net, params: Params, state: State, batch: Batch, output: Output, view: View
+        self, net: Net, params: Params, state: State, batch: Batch, output: Output, rows: Output | None, view: View
     ) -> tuple[Tensor | float, State]:
         """Move the mean; pull it to the consensus."""
         mean = (1 - self.momentum) * state["mean"] + self.momentum * batch.mean(output.features)

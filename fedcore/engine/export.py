@@ -20,7 +20,7 @@ from fedcore.config import MethodBlock
 from fedcore.config import Model as ModelConfig
 from fedcore.engine.local import Examples
 from fedcore.engine.rounds import Training
-from fedcore.methods.base import named
+from fedcore.methods.base import Method, named
 from fedcore.models.net import Net
 from fedcore.trees import stack
 from fedcore.types import Params
@@ -46,12 +46,13 @@ def personal_bytes(training: Training) -> bytes:
     ``shared/<name>`` those that do not. Without own models there is nothing but an empty ``clients``.
     """
     server = training.progress.selected["personal"].server
-    adapts = bool(training.composition.method.adapt_phases(training.train))
+    method = training.composition.method
+    differs = bool(method.adapt_phases(training.train)) or type(method).personal is not Method.personal
     clients, rows = [], []
     for outcome in training.chosen_models():
         every = {**outcome.params, **outcome.buffers}
         clients.append(outcome.client)
-        rows.append({n: p for n, p in every.items() if adapts or (n not in server.params and n not in server.buffers)})
+        rows.append({n: p for n, p in every.items() if differs or (n not in server.params and n not in server.buffers)})
     leaves = {"clients": torch.tensor(clients, dtype=torch.int64)}
     if clients:
         leaves.update({f"own/{n}": p for n, p in stack(rows).items()})
@@ -80,7 +81,9 @@ class Predictor:
         block = MethodBlock(method=config["method"], add=config["add"], **config["settings"])
         self._composition: Composition = build(config["label"], block)
         model_config: Any = TypeAdapter(ModelConfig).validate_python(config["model"])
-        self._net: Net = models.build(model_config, self.input_shape, self.num_classes, 0)
+        self._net: Net = models.build(
+            model_config, self.input_shape, self._composition.num_outputs(self.num_classes), 0
+        )
         self._model = model
         self._rows = {int(c): i for i, c in enumerate(personal["clients"])}
         self._own = named(personal, "own/")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,8 @@ class Job:
     schedules: tuple[Schedule, ...]  # one per phase
     draws: tuple[dict[str, Any], ...]  # one per phase
     mass: float
+    received: State  # what the server sent to this client alone
+    validation: NDArray[np.int64] | None  # its validation rows, where the method uses them
 
     @property
     def num_steps(self) -> int:
@@ -63,6 +65,7 @@ class Assignment:
 
     phases: tuple[Phase, ...]
     server: State  # the broadcast part of the server's state
+    resources: State
     shared: frozenset[str]  # names of the parameters that travel
     round: int
     lr: float
@@ -185,6 +188,16 @@ class Examples:
     def normalise(self, inputs: Tensor) -> Tensor:
         """Return model inputs of raw ones."""
         return (inputs.to(self.dtype) - self.offset) * self.scale
+
+
+def validation_batch(jobs: Sequence[Job], examples: Examples) -> Batch | None:
+    """Return the clients' validation rows [C, R, ...], padded to the longest with copies of real rows."""
+    rows = [job.validation for job in jobs if job.validation is not None]
+    if not rows:
+        return None
+    longest = max(map(len, rows))
+    x, y = examples.gather(np.stack([np.resize(r, longest) for r in rows]))
+    return Batch(x, y, batch_mask(np.array([len(r) for r in rows]), longest, examples.device), {})
 
 
 def batch_mask(lengths: NDArray[np.int64], size: int, device: torch.device) -> Tensor:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from fedcore.engine.checkpoint import Checkpoint
 from fedcore.engine.evaluate import SPLITS, Split
 from fedcore.engine.server import Server
-from fedcore.engine.store import ClientStore
+from fedcore.engine.store import ClientStore, grown
 from fedcore.metrics.accuracy import Scores
-from fedcore.trees import flatten, unflatten
+from fedcore.trees import flatten
 
 _FACTS = ("next_round", "download_bytes", "upload_bytes", "history", "timing")
 
@@ -48,14 +48,12 @@ class Progress:
 
 def save(progress: Progress, checkpoint: Checkpoint) -> None:
     """Write a checkpoint."""
-    tensors = {f"server/{k}": v for k, v in flatten(progress.server.tree()).items()}
-    tensors.update({f"client/{k}": v for k, v in progress.store.state_dict().items()})
+    tensors = _models_out("", progress.server, progress.store)
     tensors["participations"] = torch.from_numpy(progress.participations)
     tensors.update(_scores_out("last", progress.last))
     for view, chosen in progress.selected.items():
         at = f"selected/{view}"
-        tensors.update({f"{at}/server/{k}": v for k, v in flatten(chosen.server.tree()).items()})
-        tensors.update({f"{at}/client/{k}": v for k, v in chosen.store.state_dict().items()})
+        tensors.update(_models_out(f"{at}/", chosen.server, chosen.store))
         tensors.update(_scores_out(f"{at}/scores", chosen.clients))
     facts = {name: getattr(progress, name) for name in _FACTS}
     checkpoint.save(tensors, {**facts, "chosen": {v: [s.accuracy, s.round] for v, s in progress.selected.items()}})
@@ -71,19 +69,29 @@ def resume(progress: Progress, checkpoint: Checkpoint, device: torch.device) -> 
     def below(prefix: str) -> dict[str, torch.Tensor]:
         return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
 
-    like = progress.server.tree()
+    def models(at: str) -> tuple[Server, ClientStore]:
+        # Which leaves travel may differ from the first round's: their groups are the file's, not the start's.
+        server = Server(**grown(below(f"{at}server/"), progress.server.state))
+        store = ClientStore(grown(below(f"{at}initial/"), progress.store.initial["state"]))
+        store.load_state_dict(below(f"{at}client/"))
+        return server, store
+
     for view, (accuracy, round) in facts["chosen"].items():
         at = f"selected/{view}/"
-        server = Server(**unflatten(below(f"{at}server/"), like))
-        store = ClientStore(progress.store.initial)
-        store.load_state_dict(below(f"{at}client/"))
-        progress.selected[view] = Selection(accuracy, round, server, store, _scores_in(below(f"{at}scores/")))
-    progress.server = Server(**unflatten(below("server/"), like))
-    progress.store.load_state_dict(below("client/"))
+        progress.selected[view] = Selection(accuracy, round, *models(at), _scores_in(below(f"{at}scores/")))
+    progress.server, progress.store = models("")
     progress.participations = tensors["participations"].cpu().numpy()
     progress.last = _scores_in(below("last/"))
     for name in _FACTS:
         setattr(progress, name, facts[name])
+
+
+def _models_out(prefix: str, server: Server, store: ClientStore) -> dict[str, torch.Tensor]:
+    return {
+        **{f"{prefix}server/{k}": v for k, v in flatten(server.tree()).items()},
+        **{f"{prefix}initial/{k}": v for k, v in flatten(store.initial).items()},
+        **{f"{prefix}client/{k}": v for k, v in store.state_dict().items()},
+    }
 
 
 def _scores_out(prefix: str, scores: Mapping[Split, Scores]) -> dict[str, torch.Tensor]:

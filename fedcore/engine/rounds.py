@@ -28,7 +28,7 @@ from fedcore.models.net import Net
 from fedcore.seeds import stream
 from fedcore.tracking import NullTracker, Tracker
 from fedcore.trees import Tree, num_bytes
-from fedcore.types import ClientInfo, Cohort, Params, Population
+from fedcore.types import ClientInfo, Cohort, Params, Population, State
 
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
@@ -52,6 +52,8 @@ class Training:
         What is trained, on what, and how.
     executor, examples
         Where local training runs, and the data set there.
+    resources : State or None
+        Data that every client gets a copy of, by name, on the device of `examples`.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class Training:
         seed: int,
         executor: Executor,
         examples: Examples,
+        resources: State | None = None,
     ):
+        self.resources: State = resources or {}
         self.composition, self.net, self.federation = composition, net, federation
         self.train, self.seed, self.executor, self.examples = train, seed, executor, examples
         self.scorer = Scorer(composition, net, examples, federation)
@@ -81,6 +85,7 @@ class Training:
         saved_at = time.monotonic()
         for round in range(progress.next_round, self.train.rounds):
             began = time.perf_counter()
+            self._restage(round)
             metrics = {"train/loss": self._train_round(round)}
             trained = time.perf_counter()
             done = round + 1
@@ -106,13 +111,15 @@ class Training:
         """Sample, send, train, merge; return the mean training loss over the cohort's local steps."""
         progress, composition = self.progress, self.composition
         cohort = self._cohort(round)
-        download = progress.server.download(composition)
-        progress.download_bytes += num_bytes(download) * len(cohort.clients)
+        progress.download_bytes += self._download_bytes(cohort.clients)
         phases = (Phase(),) if round < 0 else composition.phases(self.train)
         reduction = Reduction(cohort.weights)
         loss, steps = 0.0, 0
+        uploads: list[State] = []
         for outcome in self._local(cohort.clients, round, phases, "batches"):
             reduction.add(progress.server.upload(outcome))
+            if composition.method.collects_uploads:
+                uploads.append(outcome.upload["method"])
             if round >= 0:
                 progress.store.put(outcome.client, self._kept(outcome))
                 progress.participations[outcome.client] += 1
@@ -120,6 +127,7 @@ class Training:
             steps += outcome.steps
         progress.upload_bytes += reduction.bytes
         assert reduction.mean is not None
+        cohort = cohort._replace(uploads=tuple(uploads))
         progress.server = progress.server.merge(composition, reduction.mean, cohort)
         if not math.isfinite(loss):
             raise ValueError(
@@ -139,12 +147,24 @@ class Training:
             clients = np.sort(drawn)
         uniform = (self.composition.method.weighting or self.train.weighting) == "uniform"
         weights = np.ones(len(clients)) if uniform else self.federation.num_examples[clients].astype(float)
-        return Cohort(tuple(map(int, clients)), tuple(map(float, weights / weights.sum())), total, round)
+        shares = tuple(map(float, weights / weights.sum()))
+        generator = stream(self.seed, "server", round)
+        return Cohort(tuple(map(int, clients)), shares, total, round, generator, self.resources)
+
+    def _download_bytes(self, clients: Sequence[int]) -> int:
+        """Count what a cohort receives: the same for all, each client's own, and resources the first time."""
+        server, method = self.progress.server, self.composition.method
+        everybody = num_bytes(server.download(self.composition))
+        own = sum(num_bytes(method.download(server.state["method"], c)) for c in clients)
+        new = sum(1 for c in clients if self.progress.participations[c] == 0)
+        resources = num_bytes({name: self.resources[name] for name in self.composition.needs})
+        return everybody * len(clients) + own + resources * new
 
     def _local(self, clients: Sequence[int], round: int, phases: tuple[Phase, ...], purpose: str) -> Iterator[Outcome]:
         server = self.progress.server
         lr = learning_rate(self.train, round)
-        assignment = Assignment(phases, self.composition.broadcast(server.state), frozenset(server.params), round, lr)
+        sent = self.composition.broadcast(server.state)
+        assignment = Assignment(phases, sent, self.resources, frozenset(server.params), round, lr)
         return self.executor.train((self._job(c, round, phases, lr, purpose) for c in clients), assignment)
 
     def _job(self, client: int, round: int, phases: tuple[Phase, ...], lr: float, purpose: str) -> Job:
@@ -153,8 +173,9 @@ class Training:
         info = self._info(client)
         schedules = tuple(schedule(self.train, phase, len(rows), self.seed, round, client, purpose) for phase in phases)
         draws = tuple(
-            self.composition.draws(self.seed, round, client, s.steps, self.train.batch_size, info) for s in schedules
+            self.composition.draws(self.seed, round, client, s.steps, s.positions.shape[1], info) for s in schedules
         )
+        method = self.composition.method
         steps = sum(s.steps for s in schedules)
         return Job(
             client,
@@ -166,6 +187,8 @@ class Training:
             schedules,
             draws,
             step_mass(steps, lr, self.train.momentum, self.composition.damping),
+            method.download(self.progress.server.state["method"], client),
+            self.federation.rows(client, "val") if method.needs_validation else None,
         )
 
     def _info(self, client: int) -> ClientInfo:
@@ -216,14 +239,37 @@ class Training:
 
     def _own_models(self, clients: Sequence[int], round: int, adapt: tuple[Phase, ...]) -> Iterator[Outcome]:
         """Make every client's own model; adaptation works on copies and nothing of it is kept."""
+        personal = self.composition.method.personal
         if adapt:
-            yield from self._local(clients, round, adapt, "adapt")
+            for outcome in self._local(clients, round, adapt, "adapt"):
+                yield replace(outcome, params=personal(self.net, outcome.params))
             return
         for client in clients:
             job = self._job(client, round, (), 0.0, "adapt")
-            yield Outcome(client, job.params, job.buffers, {}, {}, torch.zeros(()), 0)
+            yield Outcome(client, personal(self.net, job.params), job.buffers, {}, {}, torch.zeros(()), 0)
 
     # --- state ---
+
+    def _restage(self, round: int) -> None:
+        """Let the leaves that stop travelling in this round stay with the clients, at the server's values."""
+        progress, server = self.progress, self.progress.server
+        initial = progress.store.initial
+        params = {**initial["params"], **server.params}
+        buffers = {**initial["buffers"], **server.buffers}
+        shared = {n for n in [*params, *buffers] if self.composition.is_shared(self.net, n, round)}
+        if shared == {*server.params, *server.buffers}:
+            return
+        own: Tree = {
+            "params": {n: p for n, p in params.items() if n not in shared},
+            "buffers": {n: b for n, b in buffers.items() if n not in shared},
+            "state": initial["state"],
+        }
+        progress.store = progress.store.restaged(own)
+        progress.server = replace(
+            server,
+            params={n: p for n, p in params.items() if n in shared},
+            buffers={n: b for n, b in buffers.items() if n in shared},
+        )
 
     def _start(self) -> Progress:
         counts = self.federation.class_counts[: self.federation.num_clients].sum(0)

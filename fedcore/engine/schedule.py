@@ -43,7 +43,7 @@ def schedule(
     ValueError
         If the client has no batch: fewer examples than ``batch_size`` while ``last_batch`` is ``drop``.
     """
-    size = train.batch_size
+    size = train.batch_size * phase.batches
     if train.sampling == "replacement" and phase.epochs is None:
         assert train.local_steps is not None
         generator = stream(seed, f"{purpose}/replacement", round, client)

@@ -9,7 +9,17 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from fedcore.engine.local import Assignment, Examples, Job, LocalTraining, Objective, Outcome, as_tensors, batch_mask
+from fedcore.engine.local import (
+    Assignment,
+    Examples,
+    Job,
+    LocalTraining,
+    Objective,
+    Outcome,
+    as_tensors,
+    batch_mask,
+    validation_batch,
+)
 from fedcore.trees import Tree, tree_map
 from fedcore.types import Batch, Params, View
 
@@ -46,9 +56,13 @@ class SerialExecutor:
 
     def _client(self, job: Job, assignment: Assignment) -> Outcome:
         training, device = self.training, self.examples.device
+        held = validation_batch([job], self.examples)
         view = View(
             anchor=job.params,
             server=assignment.server,
+            received=job.received,
+            resources=assignment.resources,
+            validation=None if held is None else Batch(held.x[0], held.y[0], held.mask[0], {}),
             info=job.info,
             num_steps=torch.tensor(float(job.num_steps), device=device, dtype=self.examples.dtype),
             mass=torch.tensor(job.mass, device=device, dtype=self.examples.dtype),

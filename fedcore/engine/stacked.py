@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from fedcore.engine.local import Assignment, Examples, Job, LocalTraining, Objective, Outcome, as_tensors, batch_mask
+from fedcore.engine.local import (
+    Assignment,
+    Examples,
+    Job,
+    LocalTraining,
+    Objective,
+    Outcome,
+    as_tensors,
+    batch_mask,
+    validation_batch,
+)
 from fedcore.trees import Tree, pick, stack, tree_map
 from fedcore.types import Batch, ClientInfo, Params, View
 
@@ -45,28 +55,39 @@ class StackedExecutor:
         num_steps = torch.tensor([float(job.num_steps) for job in jobs], device=device, dtype=self.examples.dtype)
         mass = torch.tensor([job.mass for job in jobs], device=device, dtype=self.examples.dtype)
 
-        def view(phase: str, anchor: Params, info: ClientInfo, num_steps: Tensor, mass: Tensor) -> View:
-            return View(anchor, assignment.server, info, num_steps, mass, assignment.lr, assignment.round, phase)
+        def view(phase: str, own: dict[str, Any]) -> View:
+            return View(
+                server=assignment.server,
+                resources=assignment.resources,
+                lr=assignment.lr,
+                round=assignment.round,
+                phase=phase,
+                **{"validation": None, **own},
+            )
 
-        facts = (params, info, num_steps, mass)
+        received = stack([job.received for job in jobs])
+        own = {"anchor": params, "info": info, "num_steps": num_steps, "mass": mass, "received": received}
+        held = validation_batch(jobs, self.examples)
+        if held is not None:
+            own["validation"] = held
         states, buffers = stack([job.state for job in jobs]), stack([job.buffers for job in jobs])
-        carry = vmap(lambda p, b, s, *f: training.begin(p, b, s, view("start", *f)))(params, buffers, states, *facts)
+        carry = vmap(lambda p, b, s, o: training.begin(p, b, s, view("start", o)))(params, buffers, states, own)
         loss = torch.zeros(len(jobs), device=device)
         for number, phase in enumerate(assignment.phases):
             carry, trained = training.enter(carry, phase)
 
-            def step(carry: Tree, batch: Batch, *f: Any, name: str = phase.name, names: Any = trained) -> Any:
-                return training.step(carry, batch, view(name, *f), names, differentiate)
+            def step(carry: Tree, batch: Batch, own: Any, name: str = phase.name, names: Any = trained) -> Any:
+                return training.step(carry, batch, view(name, own), names, differentiate)
 
             batched = vmap(step)
             for batch, active in self._batches(jobs, number):
-                new, step_loss = batched(carry, batch, *facts)
+                new, step_loss = batched(carry, batch, own)
                 if active is None:
                     carry, loss = new, loss + step_loss
                 else:
                     carry = tree_map(lambda n, o, a=active: torch.where(_lift(a, n), n, o), new, carry)
                     loss = loss + torch.where(active, step_loss, 0.0)
-        uploads, states = vmap(lambda c, *f: training.end(c, view("finish", *f), assignment.shared))(carry, *facts)
+        uploads, states = vmap(lambda c, o: training.end(c, view("finish", o), assignment.shared))(carry, own)
         for c, job in enumerate(jobs):
             yield Outcome(
                 job.client,

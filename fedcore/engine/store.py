@@ -46,6 +46,17 @@ class ClientStore:
         other._trees = dict(self._trees)
         return other
 
+    def restaged(self, initial: Tree) -> ClientStore:
+        """Return a store with another initial tree; clients keep what they have of its leaves and get the rest."""
+        other = ClientStore(initial)
+        for client, tree in self._trees.items():
+            kept = {
+                group: {n: tree[group].get(n, leaf) for n, leaf in initial[group].items()}
+                for group in ("params", "buffers")
+            }
+            other.put(client, {**kept, "state": tree["state"]})
+        return other
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return all leaves by ``<client>/<path>``."""
         return {f"{c}/{path}": leaf for c, tree in self._trees.items() for path, leaf in flatten(tree).items()}
@@ -56,4 +67,14 @@ class ClientStore:
         for key, leaf in leaves_by_path.items():
             client, path = key.split("/", 1)
             by_client.setdefault(int(client), {})[path] = leaf
-        self._trees = {c: unflatten(flat, self.initial) for c, flat in sorted(by_client.items())}
+        self._trees = {c: grown(flat, self.initial["state"]) for c, flat in sorted(by_client.items())}
+
+
+def grown(flat: Mapping[str, Tensor], state: Tree) -> Tree:
+    """Return the tree of parameters, buffers and state that `flatten` made `flat` of; `state` gives its structure."""
+    tree: Tree = {"params": {}, "buffers": {}, "state": {}}
+    for path, leaf in flat.items():
+        group, name = path.split("/", 1)
+        tree[group][name] = leaf
+    tree["state"] = unflatten(tree["state"], state)
+    return tree

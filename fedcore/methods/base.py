@@ -47,11 +47,14 @@ class Phase:
     first_epoch : int
         Number of the first epoch in the client's data order of the round: two phases that both start at 0 see the
         same order.
+    batches : int
+        Batches a step gets, as one of ``batches * train.batch_size`` rows; `Batch.parts` takes it apart.
     """
 
     name: str = "train"
     epochs: int | None = None
     first_epoch: int = 0
+    batches: int = 1
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,9 @@ class Method:
     weighting: ClassVar[str | None] = None  # aggregation weights a paper insists on; None: train.weighting
     trains_all: ClassVar[bool] = False  # every client trains in every round, whatever the participation
     has_global: ClassVar[bool] = True  # there is a server model worth evaluating
+    collects_uploads: ClassVar[bool] = False  # `aggregate` needs every upload, not only their mean
+    needs_validation: ClassVar[bool] = False  # local training uses the client's validation rows
+    needs: ClassVar[tuple[str, ...]] = ()  # names of the resources it uses
 
     # --- 0 names: which parameters exist, travel, learn ---
 
@@ -69,8 +75,11 @@ class Method:
         """Return parameters beyond the model's."""
         return {}
 
-    def is_shared(self, net: Net, name: str) -> bool:
-        """Return whether this parameter or buffer travels and is aggregated; if not it stays with the client."""
+    def is_shared(self, net: Net, name: str, round: int) -> bool:
+        """Return whether this parameter or buffer travels and is aggregated; if not it stays with the client.
+
+        One that stops travelling in some round stays with every client at the server's last value.
+        """
         return True
 
     def is_trained(self, net: Net, name: str, phase: str) -> bool:
@@ -96,6 +105,10 @@ class Method:
 
     def broadcast(self, server: State) -> State:
         """Return what of the server's state every client of the cohort receives besides the shared parameters."""
+        return {}
+
+    def download(self, server: State, client: int) -> State:
+        """Return what one client receives that others do not; the same structure for every client."""
         return {}
 
     def init_client(self, net: Net, params: Params) -> State:
@@ -129,7 +142,7 @@ class Method:
         gradient, state = local.gradient(params, state, batch)
         return local.descend(params, gradient), state
 
-    # --- 4 exchange: what is sent, kept, merged ---
+    # --- 4 exchange: what is sent, kept, merged, and used ---
 
     def finish(self, shared: Params, params: Params, state: State, view: View) -> tuple[State, State]:
         """Return the upload and the state to keep.
@@ -152,6 +165,10 @@ class Method:
             Weighted mean of the uploads over the cohort.
         """
         return add(shared, mean["delta"]), server
+
+    def personal(self, net: Net, params: Params) -> Params:
+        """Return the parameters of a client's own model, which its personal evaluation and export use."""
+        return params
 
 
 def named(params: Mapping[str, Tensor], prefix: str) -> Params:

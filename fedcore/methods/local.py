@@ -23,6 +23,6 @@ class Local(Method):
     trains_all: ClassVar[bool] = True
     has_global: ClassVar[bool] = False
 
-    def is_shared(self, net: Net, name: str) -> bool:
+    def is_shared(self, net: Net, name: str, round: int) -> bool:
         """Nothing travels."""
         return False

@@ -65,7 +65,7 @@ def test_moving_mean_goldens():
     addon = Dbe(kappa=1.0, momentum=0.1)
     one = torch.tensor(1.0)
     server = {"mean": torch.tensor([1.0, -1.0])}
-    view = View({}, server, ClientInfo(one, one), one, one, 0.1, 0, "train")
+    view = View({}, server, {}, {}, None, ClientInfo(one, one), one, one, 0.1, 0, "train")
     state = {"mean": torch.zeros(2)}
     for mean, expected, value, slope in (
         ([2.0, 0.0], [0.2, 0.0], 0.41, [-0.02, 0.025]),
@@ -73,7 +73,7 @@ def test_moving_mean_goldens():
     ):
         z = (torch.tensor([mean, mean]) + torch.tensor([[0.5], [-0.5]])).requires_grad_()
         batch = Batch(z, torch.tensor([0, 1]), torch.ones(2), {})
-        term, state = addon.penalty(None, {}, state, batch, Output(z, z), view)
+        term, state = addon.penalty(None, {}, state, batch, Output(z, z), None, view)
         (rows,) = torch.autograd.grad(term, z)
         assert state["mean"].tolist() == pytest.approx(expected)
         assert float(term.detach()) == pytest.approx(value)

@@ -18,13 +18,13 @@ def _view(counts, total=None):
     counts = torch.tensor(counts, dtype=torch.float64)
     server = {} if total is None else {"class_counts": torch.tensor(total, dtype=torch.float64)}
     one = torch.tensor(1.0)
-    return View({}, server, ClientInfo(counts.sum(), counts), one, one, 0.1, 0, "train")
+    return View({}, server, {}, {}, None, ClientInfo(counts.sum(), counts), one, one, 0.1, 0, "train")
 
 
 def _loss(addon, logits, y, counts, total=None):
     view, labels = _view(counts, total), torch.tensor(y)
     batch = Batch(logits, labels, torch.ones(len(labels), dtype=torch.float64), {})
-    term, _ = addon.penalty(None, {}, {}, batch, Output(logits, logits), view)
+    term, _ = addon.penalty(None, {}, {}, batch, Output(logits, logits), None, view)
     return batch.mean(cross_entropy(addon.logits(logits, view), labels)) + term
 
 
