@@ -1,0 +1,63 @@
+# Every target is one or two plain commands; README lists them for machines without make.
+.DEFAULT_GOAL := help
+.PHONY: help setup repro test test-slow test-method check format serve stop flow ui publish report dag clean
+
+RUN := . ./env.sh &&
+UI_PORT ?= 5000
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## create .venv, install, prepare the tracking database (quick when nothing changed)
+	@sh setup.sh
+
+repro: setup ## run the whole pipeline; only what a change touches is run again
+	@$(RUN) dvc repro
+	@$(RUN) python -m tasks.compare --print
+	@echo "report       reports/index.html (opens offline)"
+	@echo "every run    runs/<method>-<seed>/"
+	@echo "tracking     make ui, then http://127.0.0.1:$(UI_PORT)"
+
+test: setup ## run the tests (no network, no GPU needed)
+	@$(RUN) python -m pytest -q $(ARGS)
+
+test-slow: setup ## run the tests that take more than a minute
+	@$(RUN) python -m pytest -q -m slow $(ARGS)
+
+test-method: setup ## run every test of one method or add-on: make test-method NAME=fedprox
+	@test -n "$(NAME)" || { echo "error: which one? make test-method NAME=fedprox" >&2; exit 1; }
+	@$(RUN) python -m pytest -q tests -k "$(NAME)" $(ARGS)
+
+check: setup ## lint, format check, types
+	@$(RUN) ruff check .
+	@$(RUN) ruff format --check .
+	@$(RUN) mypy
+
+format: setup ## sort imports, format, fix what ruff can fix
+	@$(RUN) ruff check --fix .
+	@$(RUN) ruff format .
+
+serve: setup ## start the Prefect server, a worker and the deployments (Ctrl-C or `make stop` ends them)
+	@$(RUN) python -m flows.serve
+
+stop: ## stop what `make serve` started
+	@$(RUN) python -m flows.serve --stop
+
+flow: setup ## run the pipeline as a flow on the server of `make serve`
+	@$(RUN) prefect deployment run 'experiment/default' --watch
+
+ui: setup ## open the MLflow pages on http://127.0.0.1:5000
+	@$(RUN) mlflow ui --backend-store-uri "$$MLFLOW_TRACKING_URI" --host 127.0.0.1 --port $(UI_PORT)
+
+publish: setup ## recreate tracking runs that are missing, from runs/
+	@$(RUN) python -m tasks.publish
+
+report: setup ## bring the report up to date (and what it needs)
+	@$(RUN) dvc repro report
+
+dag: setup ## print the pipeline as a Mermaid graph
+	@$(RUN) dvc dag --mermaid
+
+clean: ## remove caches of tools; data, runs, reports and tracking stay
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis dvc_plots build *.egg-info
+	@find fedcore tasks flows tests -name __pycache__ -type d -prune -exec rm -rf {} +

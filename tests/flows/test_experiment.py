@@ -1,0 +1,154 @@
+"""The flow runs the stages of dvc.yaml in order, goes on past a failed training run, and says what failed."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from prefect.cache_policies import NO_CACHE
+
+from flows import experiment as module
+from flows import gpus
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Recorder:
+    """Stands for DVC: notes every target and fails those it is told to."""
+
+    def __init__(self, *failing: str):
+        self.targets: list[str] = []
+        self.on_gpu: set[bool] = set()
+        self.failing = failing
+
+    def reproduce(self, stage: str) -> None:
+        self.targets.append(stage)
+        if stage in self.failing:
+            raise module.StageError(f"{stage} failed")
+
+    def train(self, label: str, seed: int, on_gpu: bool, return_state: bool) -> SimpleNamespace:
+        assert return_state, "without the state a failed run would stop the others"
+        self.targets.append(f"train@{label}-{seed}")
+        self.on_gpu.add(on_gpu)
+        return SimpleNamespace(is_completed=lambda: f"{label}-{seed}" not in self.failing)
+
+
+@pytest.fixture
+def run_flow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recorder]:
+    monkeypatch.chdir(ROOT)
+
+    def run(*failing: str, gpu: bool | None = False, recorder: Recorder | None = None) -> Recorder:
+        recorder = recorder or Recorder(*failing)
+        monkeypatch.setattr(module, "reproduce", recorder.reproduce)
+        monkeypatch.setattr(module, "train", recorder.train)
+        monkeypatch.setattr(module, "show_results", lambda: recorder.targets.append("results"))
+        module.experiment.fn(gpu=gpu)
+        return recorder
+
+    return run
+
+
+def test_every_stage_of_dvc_yaml_runs_once(run_flow: Callable[..., Recorder]) -> None:
+    targets = run_flow().targets
+    stages = re.findall(r"^  (\w+):$", (ROOT / "dvc.yaml").read_text(encoding="utf-8"), re.M)
+    runs = [target for target in targets if target.startswith("train@")]
+    config = module.read_config()
+    assert len(runs) == len(set(runs)) == len(config.methods) * len(config.compare.seeds)
+    assert runs[0] == f"train@{next(iter(config.methods))}-{config.compare.seeds[0]}"
+    others = [target for target in targets if target not in runs and target != "results"]
+    assert sorted([*others, "train"]) == sorted(stages)
+    assert targets.index("plan") < targets.index(runs[0])
+    assert targets[-4:] == ["compare", "report", "register", "results"]
+
+
+def test_one_failed_run_does_not_stop_the_others(run_flow: Callable[..., Recorder]) -> None:
+    recorder = Recorder("local-1", "fedprox-0")
+    with pytest.raises(module.StageError, match=r"2 of 12 training runs failed: local-1, fedprox-0;"):
+        run_flow(recorder=recorder)
+    assert len([target for target in recorder.targets if target.startswith("train@")]) == 12
+    assert "compare" not in recorder.targets
+
+
+def test_a_failed_preparation_stops_everything(run_flow: Callable[..., Recorder]) -> None:
+    recorder = Recorder("partition")
+    with pytest.raises(module.StageError, match="partition"):
+        run_flow(recorder=recorder)
+    assert recorder.targets == ["check", "prepare", "partition"]
+
+
+def test_the_limit_is_taken_only_where_a_gpu_is_visible(
+    run_flow: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = []
+    monkeypatch.setattr(gpus, "ensure_limit", lambda: limits.append(1))
+    monkeypatch.setattr(gpus, "is_visible", lambda: False)
+    assert run_flow(gpu=None).on_gpu == {False}
+    assert limits == []
+    monkeypatch.setattr(gpus, "is_visible", lambda: True)
+    assert run_flow(gpu=None).on_gpu == {True}
+    assert limits == [1]
+    assert run_flow(gpu=False).on_gpu == {False}
+
+
+def test_a_hidden_gpu_is_not_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus.shutil, "which", lambda _: "/bin/true")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert not gpus.is_visible()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    listed = SimpleNamespace(returncode=0, stdout="GPU 0: something (UUID: x)\n")
+    monkeypatch.setattr(gpus.subprocess, "run", lambda *_, **__: listed)
+    assert gpus.is_visible()
+
+
+@pytest.fixture
+def fake_dvc(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, list[str]], list[list[str]]]:
+    """Let `dvc_repro` run nothing: give it an exit code and output, get the commands."""
+    monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("stage"))
+    commands: list[list[str]] = []
+
+    def install(code: int, lines: list[str]) -> list[list[str]]:
+        def run(command: list[str], *, on_line: Callable[[str], None], environment: dict[str, str]) -> int:
+            assert environment["FEDCORE_FLOW_RUN"] == ""
+            commands.append(command)
+            for line in lines:
+                on_line(line)
+            return code
+
+        monkeypatch.setattr(module, "run", run)
+        return commands
+
+    return install
+
+
+def test_a_stage_is_one_dvc_command(fake_dvc: Callable[[int, list[str]], list[list[str]]]) -> None:
+    commands = fake_dvc(0, ["Running stage", ""])
+    module.dvc_repro("train@fedavg-0")
+    assert commands[0][1:] == ["-m", "dvc", "repro", "--single-item", "train@fedavg-0"]
+
+
+def test_a_failed_stage_is_named_with_its_complaint(fake_dvc: Callable[[int, list[str]], list[list[str]]]) -> None:
+    fake_dvc(1, ["Running", "error: params.yaml:3: train.lr: must be > 0", "ERROR: failed to reproduce 'check'"])
+    with pytest.raises(module.StageError, match=r"^check failed with exit code 1\. error: params\.yaml:3: train\.lr"):
+        module.dvc_repro("check")
+
+
+def test_dvc_alone_caches_and_only_training_is_retried() -> None:
+    for task in (module.reproduce, module.train):
+        assert task.cache_policy == NO_CACHE
+    assert (module.reproduce.retries, module.train.retries) == (0, 1)
+
+
+def test_results_become_artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports/leaderboard.csv").write_text("method,accuracy\nfedavg,0.8\nlocal,0.7\n")
+    made: dict[str, dict[str, object]] = {}
+    for kind in ("table", "link"):
+        monkeypatch.setattr(module, f"create_{kind}_artifact", lambda kind=kind, **given: made.update({kind: given}))
+    module.show_results()
+    assert made["table"]["table"] == [{"method": "fedavg", "accuracy": "0.8"}, {"method": "local", "accuracy": "0.7"}]
+    assert made["link"]["link"] == (tmp_path / "reports/index.html").as_uri()
