@@ -98,7 +98,7 @@ def run(*args: Any, **kwargs: Any) -> Progress:
 def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
     """The largest absolute difference of two sets of tensors with the same names."""
     assert one.keys() == other.keys()
-    return max(float((one[n] - other[n]).abs().max()) for n in one)
+    return max((float((one[n] - other[n]).abs().max()) for n in one), default=0.0)
 
 
 def equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
