@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
@@ -9,8 +11,8 @@ class Case(NamedTuple):
     """A composition with small hyper-parameters."""
 
     method: str = "fedavg"
-    add: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
+    add: Mapping[str, Any] = MappingProxyType({})
+    settings: Mapping[str, Any] = MappingProxyType({})
 
 
 METHODS = {

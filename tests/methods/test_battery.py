@@ -107,12 +107,11 @@ def test_evaluation_leaves_everything_as_it_was(name):
 
 @pytest.mark.parametrize("name", [*METHODS, *ADDONS])
 def test_unknown_settings_are_refused_by_name(name):
-    case = CASES[name]
+    case, unknown = CASES[name], {"no_such_setting": 1}
+    settings = {**case.settings, **(unknown if name in METHODS else {})}
+    add = {addon: {**values, **unknown} for addon, values in case.add.items()}
     with pytest.raises(ConfigError, match="unknown key 'no_such_setting'"):
-        if name in METHODS:
-            toys.composition(case.method, **{**case.settings, "no_such_setting": 1})
-        else:
-            toys.composition(add={name: {**case.add[name], "no_such_setting": 1}})
+        toys.composition(case.method, add, **settings)
 
 
 @pytest.mark.parametrize("name", [*METHODS, *ADDONS])
