@@ -54,6 +54,9 @@ class MlflowTracker:
         The project's root folder.
     period : float, seconds
         Metrics are written at most this often.
+    patience : float, seconds
+        The run is opened when training has lasted this long, or has failed: importing MLflow costs as much as a short
+        training. One that finishes sooner is left to `tasks.publish`.
     clock : function returning seconds
     """
 
@@ -63,21 +66,24 @@ class MlflowTracker:
         lineage: Mapping[str, Any],
         root: Path,
         period: float = 2.0,
+        patience: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ):
+        self._patience = patience
         self._config, self._lineage, self._root = config, lineage, root
         self._period, self._clock = period, clock
         self._jobs: queue.SimpleQueue[list[Point] | Status] = queue.SimpleQueue()
         self._buffer: list[Point] = []
-        self._written = clock()
+        self._written = self._started = clock()
+        self._resumed_at = 0
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
 
     def start(self, rounds: int, resumed_at: int) -> None:
-        """Open the run; returns at once."""
-        # Daemon: a training that dies must not wait for a database that does not answer.
-        self._thread = threading.Thread(target=self._work, args=(resumed_at,), name="mlflow", daemon=True)
-        self._thread.start()
+        """Open the run, now or when patience ends; returns at once."""
+        self._resumed_at, self._started = resumed_at, self._clock()
+        if not self._patience:
+            self._open()
 
     def log(self, round: int, metrics: Mapping[str, float], seconds: float) -> None:
         """Buffer one round's metrics; hand them over when the last hand-over is `period` seconds ago."""
@@ -85,19 +91,29 @@ class MlflowTracker:
         now = time.time_ns() // 1_000_000
         values = {**metrics, ROUND_SECONDS: seconds}
         self._buffer += [(name, round, float(value), now) for name, value in values.items() if not math.isnan(value)]
-        if self._clock() - self._written >= self._period:
+        if self._thread is None and self._clock() - self._started >= self._patience:
+            self._open()
+        if self._thread is not None and self._clock() - self._written >= self._period:
             self._hand_over()
 
     def end(self, status: Status) -> None:
         """Write the rest and close the run; waits until that is done, a minute at most."""
         if self._thread is None:
-            return
+            if status == "finished":
+                return
+            self._open()
+        assert self._thread is not None
         self._hand_over()
         self._jobs.put(status)
         self._thread.join(timeout=60)
         self._raise_error()
         if self._thread.is_alive():
             raise TimeoutError("MLflow did not answer within a minute")
+
+    def _open(self) -> None:
+        # Daemon: a training that dies must not wait for a database that does not answer.
+        self._thread = threading.Thread(target=self._work, args=(self._resumed_at,), name="mlflow", daemon=True)
+        self._thread.start()
 
     def _hand_over(self) -> None:
         self._jobs.put(self._buffer)

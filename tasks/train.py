@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from fedcore.tracking import Tracker
 
 
+_PATIENCE = 15.0  # seconds; a shorter training is published by a later stage instead of followed live
+
+
 def main() -> None:
     """Read the command line, train, write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -134,7 +137,7 @@ def make_tracker(config: dict[str, Any], lineage: dict[str, Any], silent: bool) 
     console = SafeTracker(ConsoleTracker(f"{config['label']} seed {config['seed']}"))
     if silent:
         return console
-    return MultiTracker(console, SafeTracker(MlflowTracker(config, lineage, Path.cwd())))
+    return MultiTracker(console, SafeTracker(MlflowTracker(config, lineage, Path.cwd(), patience=_PATIENCE)))
 
 
 def _gpu_name() -> str:

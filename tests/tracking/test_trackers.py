@@ -133,6 +133,33 @@ def test_metrics_are_written_in_batches_by_time(root: Path, monkeypatch: pytest.
     assert batches == [[1, 2, 3], [4, 5, 6], [7]]
 
 
+def test_a_training_shorter_than_patience_opens_nothing(root: Path, client: Any) -> None:
+    config, clock = config_of(), Clock()
+    tracker = MlflowTracker(config, lineage_of(config), root, patience=10.0, clock=clock)
+    tracker.start(2, 0)
+    for round in (1, 2):
+        clock.now += 4.0
+        tracker.log(round, {"train/loss": 1.0}, 4.0)
+    tracker.end("finished")
+    assert all_runs(client) == []
+
+
+@pytest.mark.parametrize(("seconds", "end"), [(6.0, "finished"), (1.0, "failed")])
+def test_a_longer_or_failed_one_is_there_from_its_first_round(
+    root: Path, client: Any, curve: Curve, seconds: float, end: Any
+) -> None:
+    config, clock = config_of(), Clock()
+    tracker = MlflowTracker(config, lineage_of(config), root, patience=10.0, clock=clock)
+    tracker.start(3, 0)
+    for round in (1, 2, 3):
+        clock.now += seconds
+        tracker.log(round, {"train/loss": 1.0}, seconds)
+    tracker.end(end)
+    (run,) = all_runs(client)
+    assert run.info.status == end.upper()
+    assert [round for round, _ in curve(run.info.run_id, "train/loss")] == [1, 2, 3]
+
+
 def test_an_unusable_database_never_reaches_the_training(root: Path) -> None:
     (root / "mlruns" / "mlflow.db").write_bytes(b"broken" * 100)
     stream, config = io.StringIO(), config_of()
