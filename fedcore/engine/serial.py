@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import islice
 
 import torch
@@ -40,8 +41,9 @@ class SerialExecutor:
     def train(self, jobs: Iterable[Job], assignment: Assignment) -> Iterator[Outcome]:
         """Train every job's client; yield the outcomes in the order of the jobs."""
         if self.workers == 1:
-            for job in jobs:
-                yield self._client(job, assignment)
+            with _one_thread():
+                for job in jobs:
+                    yield self._client(job, assignment)
             return
         queue = iter(jobs)
         with ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -87,6 +89,17 @@ class SerialExecutor:
         upload, state = training.end(carry, view._replace(phase="finish"), assignment.shared)
         steps = job.num_steps
         return Outcome(job.client, carry["params"], carry["buffers"], state, upload, loss / max(steps, 1), steps)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep a client's sums in one order, whatever the number of workers."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def differentiate(objective: Objective, params: Params) -> tuple[Params, Tensor, Tree]:
