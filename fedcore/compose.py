@@ -118,30 +118,9 @@ class Composition:
 
     def loss(self, net: Net, params: Params, state: State, batch: Batch, view: View) -> tuple[Tensor, State]:
         """Return the training loss [] and the new state of every part."""
-        new = dict(state)
-
-        def fit(params: Params, batch: Batch) -> Tensor:
-            extra = {name: addon.rows(batch, _part_view(view, name)) for name, addon in self.addons.items()}
-            joined = {name: rows for name, rows in extra.items() if rows is not None}
-            sizes = [len(batch.x), *map(len, joined.values())]
-            x = torch.cat([batch.x, *joined.values()]) if joined else batch.x
-            output, *others = _split(self.forward(net, params, x, view), sizes)
-            rows = dict(zip(joined, others, strict=True))
-            logits = output.logits
-            for name, addon in self.addons.items():
-                logits = addon.logits(logits, _part_view(view, name))
-            total = batch.mean(cross_entropy(logits, batch.y))
-            for name, addon in self.addons.items():
-                if type(addon).penalty is Addon.penalty:
-                    continue
-                term, new[name] = addon.penalty(
-                    net, params, state[name], batch, output, rows.get(name), _part_view(view, name)
-                )
-                total = total + term
-            return total
-
-        total, new[_METHOD] = self.method.loss(fit, net, params, state[_METHOD], batch, _part_view(view, _METHOD))
-        return total, new
+        fit = _Fit(self, net, state, view)
+        total, own = self.method.loss(fit, net, params, state[_METHOD], batch, _part_view(view, _METHOD))
+        return total, {**fit.state, _METHOD: own}
 
     def correct(self, net: Net, gradient: Params, params: Params, state: State, view: View) -> Params:
         """Return the gradient after every part's change."""
@@ -182,6 +161,57 @@ class Composition:
 
     def _parts(self) -> list[tuple[str, Method | Addon]]:
         return [(_METHOD, self.method), *self.addons.items()]
+
+
+class _Fit:
+    """What a `Method.loss` sees as `fit`; lives for one step and remembers the add-ons' new states."""
+
+    def __init__(self, composition: Composition, net: Net, state: State, view: View):
+        self._composition = composition
+        self._net = net
+        self._before = state
+        self._view = view
+        self.state: State = dict(state)
+
+    def __call__(self, params: Params, batch: Batch) -> Tensor:
+        return self._evaluate(params, batch, {})[0]
+
+    def joined(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Output, Output]:
+        total, output, others = self._evaluate(params, batch, {_METHOD: rows})
+        return total, output, others[_METHOD]
+
+    def _evaluate(
+        self, params: Params, batch: Batch, joined: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Output, dict[str, Output]]:
+        """Return the loss, and what the model says of the batch and of every part's rows."""
+        parts = [(name, addon, _part_view(self._view, name)) for name, addon in self._composition.addons.items()]
+        for _, addon, view in parts:
+            batch = addon.mix(batch, view)
+        extra = {name: addon.rows(batch, view) for name, addon, view in parts}
+        joined = {**{name: rows for name, rows in extra.items() if rows is not None}, **joined}
+        sizes = [len(batch.x), *map(len, joined.values())]
+        x = torch.cat([batch.x, *joined.values()]) if joined else batch.x
+        output, *others = _split(self._composition.forward(self._net, params, x, self._view), sizes)
+        rows = dict(zip(joined, others, strict=True))
+        logits = output.logits
+        for _, addon, view in parts:
+            logits = addon.logits(logits, view)
+        total = batch.mean(_task_losses(logits, batch))
+        for name, addon, view in parts:
+            if type(addon).penalty is Addon.penalty:
+                continue
+            before = self._before[name]
+            term, self.state[name] = addon.penalty(self._net, params, before, batch, output, rows.get(name), view)
+            total = total + term
+        return total, output, rows
+
+
+def _task_losses(logits: Tensor, batch: Batch) -> Tensor:
+    losses = cross_entropy(logits, batch.y)
+    if batch.second:
+        labels, share = batch.second
+        losses = share * losses + (1 - share) * cross_entropy(logits, labels)
+    return losses
 
 
 def _split(output: Output, sizes: list[int]) -> list[Output]:

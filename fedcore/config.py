@@ -6,43 +6,13 @@ What depends on methods and add-ons (their names and hyper-parameters) is checke
 
 from __future__ import annotations
 
-import difflib
-import types
 import typing
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-Path = tuple[str | int, ...]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One mistake: where it is (keys from the root) and what would be right."""
-
-    path: Path
-    message: str
-
-    def __str__(self) -> str:
-        return f"{'.'.join(map(str, self.path)) or 'params'}: {self.message}"
-
-
-class ConfigError(ValueError):
-    """The parameters are wrong; ``problems`` lists every mistake found."""
-
-    def __init__(self, problems: Iterable[Problem]):
-        self.problems = tuple(problems)
-        super().__init__("\n".join(map(str, self.problems)))
-
-
-def nearest(word: str, valid: Iterable[str]) -> str:
-    """Return "; did you mean 'x'? Valid: ..." for a word that is none of `valid`."""
-    names = sorted(valid)
-    close = difflib.get_close_matches(word, names, n=1)
-    hint = f"; did you mean '{close[0]}'?" if close else "."
-    return f"{hint} Valid: {', '.join(names)}"
+from fedcore.problems import ConfigError, Path, Problem, explain, nearest
 
 
 class Section(BaseModel):
@@ -50,6 +20,8 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
+
+__all__ = ["Config", "ConfigError", "Problem", "nearest", "validate"]
 
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
@@ -137,6 +109,26 @@ class FilePartition(Section):
 Partition = Annotated[
     IidPartition | DirichletPartition | NaturalPartition | FilePartition, Field(discriminator="scheme")
 ]
+
+
+# --- shared data sets ------------------------------------------------------------------------------------------------
+
+
+class Virtual(Section):
+    """Virtual data of VHL: labelled images made of noise, one copy for every client."""
+
+    generator: Literal["noise"]
+    per_class: Count = 200
+    seed: Seed = 0
+
+
+class Pseudo(Section):
+    """Pseudo data of FedBR: means of clients' training examples, one copy for every client."""
+
+    generator: Literal["rsm", "rsm_balanced"]
+    rows: Count = 32
+    examples: Count = 10  # examples in a mean
+    seed: Seed = 0
 
 
 # --- model -----------------------------------------------------------------------------------------------------------
@@ -254,6 +246,8 @@ class Config(Section):
     experiment: Label
     dataset: Dataset
     partition: Partition
+    virtual: Virtual | None = None
+    pseudo: Pseudo | None = None
     model: Model
     train: Train
     methods: Annotated[dict[Label, MethodBlock], Field(min_length=1)]
@@ -275,6 +269,8 @@ class Config(Section):
             raise ValueError(
                 "partition.scheme 'dirichlet' would mix the clients of 'synthetic'. Valid: file, iid, natural"
             )
+        if self.virtual is not None and self.dataset.name == "synthetic":
+            raise ValueError("virtual data are images; 'synthetic' has 60 features. Valid: null")
         if self.model.name == "cnn" and self.dataset.name == "synthetic":
             raise ValueError(
                 "model.name 'cnn' needs images; 'synthetic' has 60 features. Valid: mlp, softmax_regression"
@@ -310,72 +306,4 @@ def validate_section(section: type[Section], values: Any, path: Path) -> Section
     try:
         return section.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_problem(section, path, detail) for detail in error.errors()) from None
-
-
-def _problem(section: type[BaseModel], path: Path, detail: Any) -> Problem:
-    location = tuple(detail["loc"])
-    kind, context, value = detail["type"], detail.get("ctx", {}), detail.get("input")
-    owner, location = _resolve(section, location)
-    if kind == "extra_forbidden":
-        message = f"unknown key '{location[-1]}'" + nearest(str(location[-1]), owner.model_fields if owner else ())
-    elif kind == "missing":
-        message = "missing; it is required"
-    elif kind == "literal_error":
-        message = f"{value!r} is not valid" + nearest(str(value), _literals(context["expected"]))
-    elif kind == "union_tag_invalid":
-        key = context["discriminator"].strip("'")
-        location = (*location, key)
-        message = f"'{context['tag']}' does not exist" + nearest(context["tag"], _literals(context["expected_tags"]))
-    elif kind == "union_tag_not_found":
-        location = (*location, context["discriminator"].strip("'"))
-        message = "missing; it is required"
-    elif kind == "string_pattern_mismatch":
-        message = f"{value!r}: use lower-case letters, digits, '-' and '_' only"
-    elif kind == "value_error":
-        message = str(context["error"])
-    else:
-        message = f"{detail['msg'][0].lower()}{detail['msg'][1:]}, got {value!r}"
-    if location and location[-1] == "[key]":
-        location = location[:-1]
-    return Problem((*path, *location), message)
-
-
-def _literals(expected: str) -> list[str]:
-    return [part.strip().strip("'") for part in expected.replace(" or ", ", ").split(",")]
-
-
-def _resolve(section: type[BaseModel], location: Path) -> tuple[type[BaseModel] | None, Path]:
-    """Follow a location through the models; drop the union tags pydantic inserts, return the innermost model."""
-    owner: Any = section
-    kept: list[str | int] = []
-    for part in location:
-        members = _members(owner)
-        tagged = next((m for m in members if _tag(m, part)), None)
-        if tagged is not None and len(members) > 1:
-            owner = tagged
-            continue
-        kept.append(part)
-        model = members[0] if len(members) == 1 else None
-        field = model.model_fields.get(str(part)) if model is not None else None
-        if field is not None:
-            owner = field.annotation
-        elif part == location[-1]:
-            break
-        else:
-            arguments = typing.get_args(owner)
-            owner = arguments[-1] if arguments else None
-    members = _members(owner)
-    return (members[0] if len(members) == 1 else None), tuple(kept)
-
-
-def _members(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType, Annotated):
-        return [m for a in typing.get_args(annotation) for m in _members(a)]
-    return []
-
-
-def _tag(model: type[BaseModel], part: str | int) -> bool:
-    return any(part in typing.get_args(f.annotation) for n, f in model.model_fields.items() if n in ("name", "scheme"))
+        raise ConfigError(explain(section, path, detail) for detail in error.errors()) from None

@@ -29,12 +29,15 @@ class Batch(NamedTuple):
         1 for an example, 0 for padding. Padding rows are copies of real rows.
     draws : dict of tensors
         This step's random numbers, drawn by the ``draws`` hooks.
+    second : () or (labels [B] int64, share [])
+        Of mixed inputs: the other labels, and the share of ``y``; see `Addon.mix`.
     """
 
     x: Tensor
     y: Tensor
     mask: Tensor
     draws: dict[str, Tensor]
+    second: tuple[Tensor, ...] = ()
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean of ``values`` [B, ...] over the examples; padding never counts."""

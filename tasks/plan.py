@@ -19,6 +19,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset", type=Path, required=True, help="folder of the prepared data set")
     parser.add_argument("--partition", type=Path, required=True, help="partition file")
+    parser.add_argument("--virtual", type=Path, required=True, help="folder of the virtual data")
+    parser.add_argument("--pseudo", type=Path, required=True, help="folder of the pseudo data")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     arguments = parser.parse_args()
     config = read_config()
@@ -27,7 +29,7 @@ def main() -> None:
     from fedcore import discovery, models
     from fedcore.compose import build_all
     from fedcore.config import ConfigError
-    from fedcore.data import dataset, partitions
+    from fedcore.data import dataset, partitions, resources
     from fedcore.data.federation import Federation
     from fedcore.engine.checks import check_training
 
@@ -37,10 +39,12 @@ def main() -> None:
         raise ParametersError(explain(error.problems)) from None
     data, table = dataset.load(arguments.dataset), partitions.load(arguments.partition)
     federation = Federation(data, table)
+    folders = {"virtual": arguments.virtual, "pseudo": arguments.pseudo}
+    hashes = {name: found for name, path in folders.items() if (found := resources.content_hash(path))}
     with atomic_folder(arguments.out) as folder:
         for label, (composition, train) in built.items():
             net = models.build(config.model, data.input_shape, composition.num_outputs(data.num_classes), seed=0)
-            check_training(label, composition, net, train, federation)
+            check_training(label, composition, net, train, federation, frozenset(hashes))
             parts = [composition.method, *composition.addons.values()]
             files = sorted({discovery.source_file(type(part)) for part in parts})
             plan = {
@@ -51,6 +55,10 @@ def main() -> None:
                 "add": {name: dataclasses.asdict(addon) for name, addon in composition.addons.items()},
                 "train": train.model_dump(),
                 "model": config.model.model_dump(),
+                "resources": {
+                    name: {"folder": folders[name].as_posix(), "hash": hashes[name]}
+                    for name in sorted(composition.needs)
+                },
                 "sources": {f"{f.parent.name}/{f.name}": hashlib.sha256(f.read_bytes()).hexdigest() for f in files},
             }
             write_json(folder / f"{label}.json", plan)

@@ -44,9 +44,11 @@ def main() -> None:
     from tasks.run_writer import write_run
 
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
     data, table = dataset.load(arguments.dataset), partitions.load(arguments.partition)
     training = make_training(plan, arguments.seed, Federation(data, table))
+    if training.examples.device.type == "cuda":
+        # On a CPU with one thread everything is deterministic as it is, and this call alone imports for two seconds.
+        torch.use_deterministic_algorithms(True)
     config, lineage = describe(plan, arguments.seed, training, table)
     key = config["run_key"]
     name = f"{plan['label']}-{arguments.seed}"
@@ -71,6 +73,7 @@ def make_training(plan: dict[str, Any], seed: int, federation: Federation) -> Tr
     from fedcore.compose import build
     from fedcore.config import MethodBlock, Train
     from fedcore.config import Model as ModelConfig
+    from fedcore.data import resources
     from fedcore.engine.checks import check_training
     from fedcore.engine.executors import make_executor, resolve_device
     from fedcore.engine.local import Examples
@@ -83,10 +86,11 @@ def make_training(plan: dict[str, Any], seed: int, federation: Federation) -> Tr
     device = resolve_device(train.device)
     data = federation.dataset
     net = models.build(model, data.input_shape, composition.num_outputs(data.num_classes), seed).to(device)
-    check_training(plan["label"], composition, net, train, federation)
+    check_training(plan["label"], composition, net, train, federation, frozenset(plan["resources"]))
     examples = Examples(data.inputs, data.labels, data.offset, data.scale, device)
     executor = make_executor(composition, net, train, examples)
-    return Training(composition, net, federation, train, seed, executor, examples)
+    held = {name: resources.load(Path(entry["folder"]), data, device) for name, entry in plan["resources"].items()}
+    return Training(composition, net, federation, train, seed, executor, examples, held)
 
 
 def describe(

@@ -14,10 +14,11 @@ FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("
 FEDCORE = [path for path in FILES if path.is_relative_to(ROOT / "fedcore")]
 HOOKS = [path for path in FEDCORE if path.parent.name in ("methods", "addons")]
 
-GROUND = {f"fedcore.{name}" for name in ("config", "types", "trees", "seeds")}
+GROUND = {f"fedcore.{name}" for name in ("config", "problems", "types", "trees", "seeds")}
 # What a part of fedcore may import of ours besides itself: package or module -> allowed prefixes.
 ALLOWED = {
     "config": GROUND,
+    "problems": set[str](),
     "types": GROUND,
     "trees": GROUND,
     "seeds": GROUND,

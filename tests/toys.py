@@ -70,6 +70,20 @@ def net(model: Mapping[str, Any] | None = None, *, image: bool = False, classes:
     return models.build(config, (1, 8, 8) if image else (5,), classes, seed)
 
 
+def shared_data(fed: Federation, dtype: torch.dtype = torch.float32, seed: int = 0) -> dict[str, Any]:
+    """Virtual data of 4 rows a class, and pseudo data of 11 rows with uniform soft labels."""
+    generator, data = stream(seed, "toy/resources"), fed.dataset
+    classes, shape = data.num_classes, data.input_shape
+    labels = np.repeat(np.arange(classes), 4)
+    centers = generator.normal(size=(classes, *shape))
+    virtual = centers[labels] + 0.3 * generator.normal(size=(len(labels), *shape))
+    pseudo = generator.normal(size=(11, *shape))
+    return {
+        "virtual": {"x": torch.from_numpy(virtual).to(dtype), "y": torch.from_numpy(labels)},
+        "pseudo": {"x": torch.from_numpy(pseudo).to(dtype), "y": torch.full((11, classes), 1 / classes, dtype=dtype)},
+    }
+
+
 def training(
     composed: Composition | None = None,
     fed: Federation | None = None,
@@ -77,17 +91,23 @@ def training(
     *,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
+    resources: dict[str, Any] | None = None,
     **train: Any,
 ) -> Training:
-    """A training on the toy federation; `train` overrides three rounds of one epoch, batch 8, rate 0.1."""
+    """A training on the toy federation; `train` overrides three rounds of one epoch, batch 8, rate 0.1.
+
+    `resources` are by default those of `shared_data`.
+    """
     fed = fed or federation()
     section = Train(**{"rounds": 3, "batch_size": 8, "lr": 0.1, "executor": "serial", "device": "cpu", **train})
     composed = composed or composition()
-    built = (model or net()).to(CPU, dtype)
     data = fed.dataset
+    if model is None:
+        model = net(classes=composed.num_outputs(data.num_classes))
+    built = model.to(CPU, dtype)
     examples = Examples(data.inputs, data.labels, data.offset, data.scale, CPU, dtype)
     executor = make_executor(composed, built, section, examples)
-    return Training(composed, built, fed, section, seed, executor, examples)
+    return Training(composed, built, fed, section, seed, executor, examples, resources or shared_data(fed, dtype))
 
 
 def run(*args: Any, **kwargs: Any) -> Progress:

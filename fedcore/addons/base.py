@@ -59,6 +59,10 @@ class Addon:
         """Return its random arrays of a client's round, each with a leading axis of `steps`."""
         return {}
 
+    def mix(self, batch: Batch, view: View) -> Batch:
+        """Return the batch the training loss is taken on; with ``second`` set, on both labels by their shares."""
+        return batch
+
     def features(self, params: Params, features: Tensor, view: View | None) -> Tensor:
         """Return the features [B, D] the head gets; in evaluation `view` is None."""
         return features

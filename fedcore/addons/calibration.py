@@ -57,7 +57,11 @@ class Calibration(Addon):
 
     def logits(self, logits: Tensor, view: View) -> Tensor:
         """Return u of f."""
-        return logits if self.tau == 0 else logits - self._margins(view)
+        if self.tau == 0:
+            return logits
+        margins = self._margins(view)
+        # Outputs beyond the task's classes (virtual ones) have no counts and no margin.
+        return logits - torch.nn.functional.pad(margins, (0, logits.shape[-1] - margins.shape[-1]))
 
     def penalty(
         self, net: Net, params: Params, state: State, batch: Batch, output: Output, rows: Output | None, view: View
@@ -66,7 +70,7 @@ class Calibration(Addon):
         if self.denominator == "all":
             return 0.0, state
         u = self.logits(output.logits, view)
-        true = torch.nn.functional.one_hot(batch.y, u.shape[-1]).bool()
+        true = batch.y[..., None] == torch.arange(u.shape[-1], device=u.device)
         others = torch.logsumexp(u.masked_fill(true, -torch.inf), -1)
         return batch.mean(others - torch.logsumexp(u, -1)), state
 

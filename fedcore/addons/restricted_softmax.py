@@ -33,4 +33,6 @@ class RestrictedSoftmax(Addon):
 
     def logits(self, logits: Tensor, view: View) -> Tensor:
         """Scale the logits of missing classes."""
-        return logits * torch.where(view.info.class_counts > 0, 1.0, self.alpha)
+        factors = torch.where(view.info.class_counts > 0, 1.0, self.alpha)
+        # Outputs beyond the task's classes (virtual ones) are never missing.
+        return logits * torch.nn.functional.pad(factors, (0, logits.shape[-1] - factors.shape[-1]), value=1.0)

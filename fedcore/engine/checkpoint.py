@@ -43,7 +43,8 @@ class Checkpoint:
                 facts = json.loads((file.metadata() or {}).get("fedcore", "{}"))
                 if facts.pop("key", None) != self.key:
                     return None
-                return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+                # Copies lie in memory like any other tensor; the last digits of a product depend on where it lies.
+                return {name: file.get_tensor(name).clone() for name in file.keys()}, facts  # noqa: SIM118
         except (FileNotFoundError, SafetensorError, json.JSONDecodeError):
             return None
 

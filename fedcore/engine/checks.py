@@ -11,8 +11,20 @@ from fedcore.engine.executors import resolve_device
 from fedcore.models.net import Net
 
 
-def check_training(label: str, composition: Composition, net: Net, train: Train, federation: Federation) -> None:
+def check_training(
+    label: str,
+    composition: Composition,
+    net: Net,
+    train: Train,
+    federation: Federation,
+    available: frozenset[str] = frozenset(),
+) -> None:
     """Refuse a training that cannot work on this federation.
+
+    Parameters
+    ----------
+    available : frozenset of str
+        Names of the resources there are.
 
     Raises
     ------
@@ -40,6 +52,8 @@ def check_training(label: str, composition: Composition, net: Net, train: Train,
             f"methods.{label}: train.last_batch 'keep' makes short batches, and batch normalisation needs full ones;"
             " use wrap or drop, or model.norm: group"
         )
+    for name in sorted(composition.needs - available):
+        raise ValueError(f"methods.{label}: needs the section '{name}', which is missing or null in the parameters")
     resolve_device(train.device)
     try:
         composition.check(net, train)

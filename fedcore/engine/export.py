@@ -31,11 +31,12 @@ _FORMAT = {"format": "fedcore-1"}
 def model_bytes(training: Training) -> bytes:
     """Return the server's model of the round its validation accuracy chose, as safetensors.
 
-    Personal leaves are there with their initial values. A method without a global view gives its initial model.
+    Personal leaves are there with their initial values. A method without a global view gives the
+    server's part of the round its personal validation accuracy chose.
     """
     initial = training.progress.store.initial
-    chosen = training.progress.selected.get("global")
-    server = chosen.server if chosen else training.progress.server
+    selected = training.progress.selected
+    server = selected.get("global", selected["personal"]).server
     return _save({**initial["params"], **initial["buffers"], **server.params, **server.buffers})
 
 
@@ -114,7 +115,8 @@ class Predictor:
         buffers = {n: leaves.pop(n) for n in self._net.initial_buffers}
         x = self._examples.normalise(torch.from_numpy(np.ascontiguousarray(inputs)))
         output = self._composition.forward(self._net.bind(buffers, training=False), leaves, x)
-        logits: NDArray[np.float32] = output.logits.numpy()
+        # Outputs beyond the task's classes serve training only.
+        logits: NDArray[np.float32] = output.logits[:, : self.num_classes].numpy()
         return logits
 
 

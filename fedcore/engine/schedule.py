@@ -44,18 +44,18 @@ def schedule(
         If the client has no batch: fewer examples than ``batch_size`` while ``last_batch`` is ``drop``.
     """
     size = train.batch_size * phase.batches
+    limit = phase.steps or (train.local_steps if phase.epochs is None else None)
     if train.sampling == "replacement" and phase.epochs is None:
-        assert train.local_steps is not None
+        assert limit is not None
         generator = stream(seed, f"{purpose}/replacement", round, client)
-        drawn = generator.integers(0, num_examples, (train.local_steps, size))
-        return Schedule(drawn, np.full(train.local_steps, size))
+        drawn = generator.integers(0, num_examples, (limit, size))
+        return Schedule(drawn, np.full(limit, size))
     if train.last_batch == "drop" and num_examples < size:
         raise ValueError(
             f"train.last_batch: 'drop' leaves client {client} without a batch ({num_examples} examples,"
-            f" train.batch_size {size}); use keep or wrap, or a batch_size of at most {num_examples}"
+            f" {size} rows a step); use keep or wrap, or a batch_size of at most {num_examples // phase.batches}"
         )
     epoch_batches = num_examples // size if train.last_batch == "drop" else -(-num_examples // size)
-    limit = train.local_steps if phase.epochs is None else None
     epochs = phase.epochs or (-(-limit // epoch_batches) if limit else train.local_epochs)
     filled = -(-num_examples // size) * size
     rows, counts = [], []
@@ -63,7 +63,7 @@ def schedule(
         order = stream(seed, f"{purpose}/{epoch}", round, client).permutation(num_examples)
         padded = np.resize(order, filled).reshape(-1, size)[:epoch_batches]
         lengths = np.full(epoch_batches, size)
-        if train.last_batch == "keep":
+        if train.last_batch == "keep" and phase.batches == 1:
             lengths[-1] = num_examples - (epoch_batches - 1) * size
             padded[-1, lengths[-1] :] = padded[-1, 0]
         rows.append(padded)

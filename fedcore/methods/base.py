@@ -7,7 +7,7 @@ one batch: they return new values, never change their arguments, never branch on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -17,9 +17,22 @@ from torch import Tensor
 from fedcore.config import Train
 from fedcore.models.net import Net
 from fedcore.trees import add, subtract
-from fedcore.types import Batch, ClientInfo, Cohort, Params, Population, State, View
+from fedcore.types import Batch, ClientInfo, Cohort, Output, Params, Population, State, View
 
-Fit = Callable[[Params, Batch], Tensor]  # the composed training loss: the task's, with the add-ons' changes and terms
+
+class Fit(Protocol):
+    """The composed training loss: the task's, with the add-ons' changes and terms."""
+
+    def __call__(self, params: Params, batch: Batch) -> Tensor:
+        """Return the loss [] on a batch."""
+        ...
+
+    def joined(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Output, Output]:
+        """Return the loss, and what the model says of the batch (mixed, where an add-on mixes) and of `rows`.
+
+        The inputs `rows` [R, ...] join the batch in one forward pass; the loss does not see them.
+        """
+        ...
 
 
 class Local(Protocol):
@@ -48,13 +61,17 @@ class Phase:
         Number of the first epoch in the client's data order of the round: two phases that both start at 0 see the
         same order.
     batches : int
-        Batches a step gets, as one of ``batches * train.batch_size`` rows; `Batch.parts` takes it apart.
+        Batches a step gets, as one of ``batches * train.batch_size`` rows; `Batch.parts` takes it apart. With more than
+        one, a last one that is not full is filled up, as no part may be short or empty.
+    steps : int or None
+        A fixed number of local steps instead of epochs.
     """
 
     name: str = "train"
     epochs: int | None = None
     first_epoch: int = 0
     batches: int = 1
+    steps: int | None = None
 
 
 @dataclass(frozen=True)

@@ -13,21 +13,35 @@ class Case(NamedTuple):
     method: str = "fedavg"
     add: Mapping[str, Any] = MappingProxyType({})
     settings: Mapping[str, Any] = MappingProxyType({})
+    sends_own_model: bool = False  # the method's clients upload what is personal, by definition
 
 
 METHODS = {
+    "ditto": Case("ditto", settings={"strength": 0.5}),
+    "fedadam": Case("fedadam", settings={"server_lr": 0.05, "tau": 0.01}),
     "fedavg": Case(),
     "fedavg_ft": Case("fedavg_ft", settings={"epochs": 2}),
+    "fedbn": Case("fedbn"),
+    "fedbr": Case("fedbr", settings={"pseudo_strength": 0.2, "mu": 0.2}),
+    "fedfomo": Case("fedfomo", settings={"models": 3}, sends_own_model=True),
+    "fedgen": Case("fedgen", settings={"alpha": 0.1, "beta": 0.1, "noise": 4, "hidden": 8, "server_steps": 5}),
     "fednova": Case("fednova"),
+    "fedrep": Case("fedrep", settings={"head_epochs": 2}),
+    "lg_fedavg": Case("lg_fedavg", settings={"global_layers": ["body.3", "head"]}),
     "local": Case("local"),
+    "perfedavg": Case("perfedavg", settings={"alpha": 0.1, "variant": "hessian_free"}),
+    "pfedme": Case("pfedme", settings={"strength": 5.0, "inner_lr": 0.1}),
     "scaffold": Case("scaffold", settings={"global_step": 0.9}),
 }
 
 ADDONS = {
     "calibration": Case(add={"calibration": {"tau": 0.5}}),
     "dbe": Case(add={"dbe": {"kappa": 2.0, "momentum": 0.5}}),
+    "mixup": Case(add={"mixup": {"alpha": 1.0}}),
+    "moon": Case(add={"moon": {"mu": 0.5}}),
     "prox": Case(add={"prox": {"mu": 0.1}}),
     "restricted_softmax": Case(add={"restricted_softmax": {"alpha": 0.5}}),
+    "vhl": Case(add={"vhl": {"alpha": 0.3, "contrast": 0.1, "temperature": 0.5, "virtual_batch": 5}}),
 }
 
 COMBINATIONS = {
@@ -35,5 +49,18 @@ COMBINATIONS = {
     for method in ("scaffold", "fednova")
     for addon in ("dbe", "calibration", "prox")
 }
+
+COMBINATIONS["moon+dbe"] = Case(add={**ADDONS["moon"].add, **ADDONS["dbe"].add})
+COMBINATIONS["scaffold+vhl"] = Case("scaffold", ADDONS["vhl"].add)
+COMBINATIONS["fednova+vhl"] = Case("fednova", ADDONS["vhl"].add)
+COMBINATIONS["prox+vhl"] = Case(add={**ADDONS["prox"].add, **ADDONS["vhl"].add})
+COMBINATIONS["prox+calibration"] = Case(add={**ADDONS["prox"].add, **ADDONS["calibration"].add})
+COMBINATIONS["prox+dbe"] = Case(add={**ADDONS["prox"].add, **ADDONS["dbe"].add})
+COMBINATIONS["fedgen+dbe"] = Case("fedgen", ADDONS["dbe"].add, METHODS["fedgen"].settings)
+COMBINATIONS["fedrep+mr"] = Case("fedrep", {"dbe": {"kappa": 1.0, "prbm": False}}, METHODS["fedrep"].settings)
+COMBINATIONS["ditto+mr"] = Case("ditto", {"dbe": {"kappa": 1.0, "prbm": False}}, METHODS["ditto"].settings)
+COMBINATIONS["vhl+calibration"] = Case(add={**ADDONS["vhl"].add, **ADDONS["calibration"].add})
+COMBINATIONS["vhl+restricted_softmax"] = Case(add={**ADDONS["vhl"].add, **ADDONS["restricted_softmax"].add})
+COMBINATIONS["fedbr+mixup"] = Case("fedbr", ADDONS["mixup"].add, METHODS["fedbr"].settings)
 
 CASES = {**METHODS, **ADDONS, **COMBINATIONS}

@@ -103,10 +103,10 @@ def test_strength_zero_is_fedavg_bit_for_bit(executor, add):
     assert plain.history == calibrated.history
 
 
-@pytest.mark.parametrize("counts", ["local", "global"])
-def test_executors_agree_on_clients_that_miss_classes(counts):
+@pytest.mark.parametrize("settings", [{"counts": "local"}, {"counts": "global"}, {"denominator": "others"}])
+def test_executors_agree_on_clients_that_miss_classes(settings):
     fed = toys.federation((20, 9, 2, 31, 1))
-    add = {"calibration": {"counts": counts}}
+    add = {"calibration": {"missing": "clamp", **settings}}
     one, other = (
         toys.run(toys.composition(add=add), fed, executor=e, dtype=torch.float64, rounds=2) for e in EXECUTORS
     )

@@ -19,6 +19,8 @@ SMALL: dict[str, Any] = {
     "experiment": "digits",
     "dataset": {"name": "digits"},
     "partition": {"scheme": "dirichlet", "alpha": 0.3, "clients": 5, "min_examples": 20},
+    "virtual": None,
+    "pseudo": None,
     "model": {"name": "mlp", "hidden": [16]},
     "train": {"rounds": 3, "batch_size": 32, "lr": 0.1},
     "methods": {"fedavg": {}, "local": {}},

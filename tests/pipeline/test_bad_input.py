@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tasks import check, partition, plan, prepare, train
+from tasks import check, partition, plan, prepare, pseudo, train, virtual
 from tests.pipeline.conftest import unchanged
 
 PARTITION = ("--dataset", "data/set", "--out", "data/p.npz", "--picture", "data/p.png")
-PLAN = ("--dataset", "data/set", "--partition", "data/p.npz", "--out", "data/plans")
+SHARED = ("--virtual", "data/virtual", "--pseudo", "data/pseudo")
+PLAN = ("--dataset", "data/set", "--partition", "data/p.npz", *SHARED, "--out", "data/plans")
 
 WRONG = [
     ("train.roundz", 3, "params.yaml:*: train.roundz: unknown key 'roundz'; did you mean 'rounds'?"),
@@ -95,6 +96,8 @@ def test_a_missing_file_is_one_line(project, step):
 def prepared(project, step):
     assert step(prepare.main, "--out", "data/set")[0] == 0
     assert step(partition.main, *PARTITION)[0] == 0
+    assert step(virtual.main, "--dataset", "data/set", "--out", "data/virtual")[0] == 0
+    assert step(pseudo.main, "--dataset", "data/set", "--partition", "data/p.npz", "--out", "data/pseudo")[0] == 0
     assert step(plan.main, *PLAN)[0] == 0
     return project
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tasks import partition, plan, prepare, train
+from tasks import partition, plan, prepare, pseudo, train, virtual
 from tests.pipeline.test_bad_input import PARTITION, PLAN
 
 
@@ -17,6 +17,8 @@ def trained(project, step):
     def run(label="fedavg", out="runs/one"):
         assert step(prepare.main, "--out", "data/set")[0] == 0
         assert step(partition.main, *PARTITION)[0] == 0
+        assert step(virtual.main, "--dataset", "data/set", "--out", "data/virtual")[0] == 0
+        assert step(pseudo.main, "--dataset", "data/set", "--partition", "data/p.npz", "--out", "data/pseudo")[0] == 0
         assert step(plan.main, *PLAN)[0] == 0
         arguments = ("--plan", f"data/plans/{label}.json", "--seed", "0", "--dataset", "data/set", "--no-tracking")
         code, lines = step(train.main, *arguments, "--partition", "data/p.npz", "--out", out)

@@ -1,0 +1,136 @@
+"""FedBR."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, linear, softplus
+
+from fedcore.methods.base import Fit, Local, Method, named
+from fedcore.models.net import Net
+from fedcore.types import Batch, ClientInfo, Params, State, View
+
+_PREFIX = "disc."
+
+
+@dataclass(frozen=True)
+class Fedbr(Method):
+    """FedBR: pseudo-data that looks like nobody's keep local features and classifiers unbiased.
+
+    Pairs:       row b of the batch (x, y) with a row (x_p, y_p) of the pseudo-data; z, z_p their features under the
+                 local body, z_g those of x_p under the received one (constant)
+    Contrast:    L_con = mean_b softplus(cos(P z_p, P z) / tau2 - cos(P z_p, P z_g) / tau1),  P: d -> d -> d, ReLU
+    Max step:    P <- P + lr * grad_P L_con, features held constant
+    Min step:    body, head <- - lr * grad of CE(x, y) + pseudo_strength * CE(x_p, y_p) + mu * L_con,
+                 with the new P held constant
+    Server:      uniform mean of body, head and P
+
+    Parameters
+    ----------
+    pseudo_strength : float, >= 0, default 1.0
+        Component 1: pseudo-data's soft labels keep the classifier unbiased.
+    mu : float, >= 0, default 0.5
+        Component 2: the contrast keeps features close to the received ones. Both 0: FedAvg, bit for bit.
+    tau1, tau2 : float, > 0, default 0.5
+        Temperatures towards the received model's features and away from the batch's.
+    max_step : bool, default True
+        False leaves P as it was drawn.
+    projection : bool, default True
+        False takes the cosines of the features themselves; there is no max step then.
+
+    State
+    -----
+    none kept; every client holds resource ``pseudo``: x [P, ...] model inputs, y [P, Y] soft labels
+
+    Costs       the pseudo-data down once per client; 2 d (d + 1) scalars each way per round; per step about twice
+                FedAvg's computation and one forward pass.
+    Differs     from the paper: temperatures divide the cosine as in its eq. 5, with the default 1/2 that its code
+                makes of the printed 2; Algorithm 1's line for the head is read with the whole loss. Pseudo rows are
+                a window at a random offset, wrapped round, so a short batch uses each at most once. The max step is
+                plain gradient ascent whatever momentum and weight decay are set, and is skipped with mu = 0. The
+                received model's features are taken in evaluation mode. The paper trains FedBR without momentum, its
+                baselines with 0.9.
+    Source      Guo et al., ICML 2023, eq. 2-5, Algorithm 1. https://arxiv.org/abs/2205.13462
+    """
+
+    pseudo_strength: Annotated[float, Field(ge=0)] = 1.0
+    mu: Annotated[float, Field(ge=0)] = 0.5
+    tau1: Annotated[float, Field(gt=0)] = 0.5
+    tau2: Annotated[float, Field(gt=0)] = 0.5
+    max_step: bool = True
+    projection: bool = True
+    weighting: ClassVar[str | None] = "uniform"
+    needs: ClassVar[tuple[str, ...]] = ("pseudo",)
+
+    def extra_params(self, net: Net, generator: np.random.Generator) -> Params:
+        """Bring P, drawn as `torch.nn.Linear` draws."""
+        if not self.projection:
+            return {}
+        like, width = next(iter(net.initial_params.values())), net.feature_dim
+        bound = 1 / math.sqrt(width)
+        shapes = {"0.weight": (width, width), "0.bias": (width,), "2.weight": (width, width), "2.bias": (width,)}
+        return {
+            _PREFIX + n: torch.from_numpy(generator.uniform(-bound, bound, shape)).type_as(like)
+            for n, shape in shapes.items()
+        }
+
+    def is_trained(self, net: Net, name: str, phase: str) -> bool:
+        """Leave P to the max step."""
+        return not name.startswith(_PREFIX)
+
+    def draws(self, generator: np.random.Generator, steps: int, batch_size: int, info: ClientInfo) -> dict[str, Any]:
+        """Draw offsets into the pseudo-data; `loss` takes them modulo its size."""
+        return {"fedbr.offset": generator.integers(0, 2**62, steps)}
+
+    def loss(self, fit: Fit, net: Net, params: Params, state: State, batch: Batch, view: View) -> tuple[Tensor, State]:
+        """Take the max step, and return the min step's loss with the new P."""
+        projection = {n: p.detach() for n, p in named(params, _PREFIX).items()}
+        if not self.pseudo_strength and not self.mu:
+            return fit(params, batch), {"projection": projection}
+        pseudo = view.resources["pseudo"]
+        offset = batch.draws["fedbr.offset"]
+        rows = (offset + torch.arange(len(batch.y), device=offset.device)) % len(pseudo["y"])
+        x = pseudo["x"][rows]
+        total, natural, generated = fit.joined(params, batch, x)
+        if self.pseudo_strength:
+            total = total + self.pseudo_strength * batch.mean(_soft_cross_entropy(generated.logits, pseudo["y"][rows]))
+        if self.mu:
+            received = net.bind(net.buffers, training=False).features(view.anchor, x).detach()
+            if self.max_step and self.projection:
+                constants = (generated.features.detach(), natural.features.detach(), received, batch)
+                slopes = torch.func.grad(self._contrast)(projection, *constants)
+                projection = {n: p + view.lr * slopes[n] for n, p in projection.items()}
+            total = total + self.mu * self._contrast(projection, generated.features, natural.features, received, batch)
+        return total, {"projection": projection}
+
+    def step(
+        self, local: Local, net: Net, params: Params, state: State, batch: Batch, view: View
+    ) -> tuple[Params, State]:
+        """Descend along the min step's gradient; take over the P it was computed with."""
+        gradient, after = local.gradient(params, state, batch)
+        new = local.descend(params, gradient)
+        return {**new, **{_PREFIX + n: p for n, p in after["projection"].items()}}, state
+
+    def _contrast(self, projection: Params, pseudo: Tensor, natural: Tensor, received: Tensor, batch: Batch) -> Tensor:
+        anchor = _project(projection, pseudo)
+        near = cosine_similarity(anchor, _project(projection, received), dim=-1)
+        far = cosine_similarity(anchor, _project(projection, natural), dim=-1)
+        return batch.mean(softplus(far / self.tau2 - near / self.tau1))
+
+
+def _project(projection: Params, features: Tensor) -> Tensor:
+    if not projection:
+        return features
+    hidden = torch.relu(linear(features, projection["0.weight"], projection["0.bias"]))
+    return linear(hidden, projection["2.weight"], projection["2.bias"])
+
+
+def _soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    # Outputs that an add-on appended to the head have target zero.
+    return -(targets * torch.log_softmax(logits, -1)[..., : targets.shape[-1]]).sum(-1)

@@ -1,0 +1,235 @@
+"""FedBR against its Algorithm 1 in plain loops, the bounds and gradients of its contrast, and its ablations."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedcore.methods.base import named
+from fedcore.methods.fedbr import Fedbr, _soft_cross_entropy
+from fedcore.seeds import stream
+from fedcore.types import Batch
+from tests import toys
+from tests.methods import twins
+
+EXECUTORS = ["serial", "stacked"]
+
+
+def project(theta, z):
+    if not theta:
+        return z
+    hidden = torch.relu(z @ theta["0.weight"].T + theta["0.bias"])
+    return hidden @ theta["2.weight"].T + theta["2.bias"]
+
+
+def contrast(theta, pseudo, natural, received, tau1=0.5, tau2=0.5):
+    """L_con of eq. 5 as it is printed, row by row: -log of a softmax over two."""
+    total = 0.0
+    rows = zip(project(theta, pseudo), project(theta, natural), project(theta, received), strict=True)
+    for a, b, g in rows:
+        near = torch.exp((a @ g) / (a.norm() * g.norm()) / tau1)
+        far = torch.exp((a @ b) / (a.norm() * b.norm()) / tau2)
+        total = total - torch.log(near / (near + far))
+    return total / len(pseudo)
+
+
+def local_steps(work, start, i, round, pseudo_strength, mu, max_step, tau1, tau2):
+    """One client's round: what it uploads."""
+    w, pseudo = twins.leaves(start), work.resources["pseudo"]
+    offsets = stream(work.seed, "draws/method", round, i).integers(0, 2**62, -(-toys.SIZES[i] // 8))
+    for (inputs, labels), offset in zip(twins.batches(work, i, round), offsets, strict=True):
+        model = {n: p for n, p in w.items() if not n.startswith("disc.")}
+        theta = {n: p.detach().requires_grad_() for n, p in named(w, "disc.").items()}
+        rows = [int((offset + b) % 11) for b in range(len(labels))]
+        assert len(set(rows)) == len(rows)
+        x_p, y_p = pseudo["x"][rows], pseudo["y"][rows]
+        frozen = twins.features(start, x_p)
+        z_p, z = twins.features(model, x_p), twins.features(model, inputs)
+        if theta and max_step:
+            slopes = twins.slopes(contrast(theta, z_p.detach(), z.detach(), frozen, tau1, tau2), theta)
+            theta = {n: (p + 0.1 * slopes[n]).detach() for n, p in theta.items()}
+        soft = -(y_p * torch.log_softmax(twins.classify(model, z_p), 1)).sum(1).mean()
+        loss = cross_entropy(twins.classify(model, z), labels) + pseudo_strength * soft
+        loss = loss + mu * contrast(theta, z_p, z, frozen, tau1, tau2)
+        g = twins.slopes(loss, model)
+        new = {n: p - 0.1 * g[n] for n, p in model.items()}
+        w = twins.leaves({**new, **{f"disc.{n}": p for n, p in theta.items()}})
+    return {n: p.detach() for n, p in w.items()}
+
+
+CASES = {
+    "paper": {},
+    "weights": {"pseudo_strength": 0.3, "mu": 2.0, "tau1": 0.7, "tau2": 0.4},
+    "component 1": {"mu": 0.0, "max_step": False},
+    "component 2": {"pseudo_strength": 0.0},
+    "no max step": {"max_step": False},
+    "no projection": {"projection": False},
+}
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_papers_algorithm(executor, case):
+    work = toys.training(
+        toys.composition("fedbr", **CASES[case]), participation=0.6, executor=executor, dtype=torch.float64
+    )
+    used = {"pseudo_strength": 1.0, "mu": 0.5, "tau1": 0.5, "tau2": 0.5, "max_step": True, **CASES[case]}
+    used.pop("projection", None)
+    x = {n: p.clone() for n, p in work.initial.items()}
+    assert any(n.startswith("disc.") for n in x) == (case != "no projection")
+    for round in range(3):
+        clients = work._cohort(round).clients
+        models = [local_steps(work, x, i, round, **used) for i in clients]
+        x = twins.mean(models, [1 / len(clients)] * len(clients))
+    assert toys.distance(work.run().server.params, x) < 1e-10
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_with_both_weights_zero_it_is_fedavg_bit_for_bit(executor):
+    settings = {"participation": 0.6, "executor": executor, "momentum": 0.9}
+    plain = toys.run(weighting="uniform", **settings)
+    off = toys.run(toys.composition("fedbr", pseudo_strength=0.0, mu=0.0), **settings)
+    model = {n: p for n, p in off.server.params.items() if not n.startswith("disc.")}
+    assert toys.equal(plain.server.params, model)
+    assert plain.history[-1]["global/test/loss"] == off.history[-1]["global/test/loss"]
+
+
+def _batch(size):
+    one = torch.ones(size, dtype=torch.float64)
+    return Batch(torch.zeros(size, 1), torch.zeros(size, dtype=torch.int64), one, {})
+
+
+def test_golden_contrasts():
+    """softplus((s2 - s1) / T), T = 1/2: s1 = 1, s2 = -1 gives softplus(-4); s1 = s2 log 2; 1 and 0 softplus(-2)."""
+    method = Fedbr(projection=False)
+    e1, e2 = torch.eye(2, dtype=torch.float64)
+    for natural, received, expected in (
+        (-e1, e1, 0.018150),
+        (e1, -e1, 4.018150),
+        (e2, e2, math.log(2)),
+        (e2, e1, 0.126928),
+        (5 * e2, 7 * e1, 0.126928),
+    ):
+        value = method._contrast({}, e1[None], natural[None], received[None], _batch(1))
+        assert float(value) == pytest.approx(expected, abs=1e-6)
+
+
+def test_low_temperatures_stay_finite():
+    method = Fedbr(projection=False, tau1=1e-4, tau2=1e-4)
+    e1 = torch.tensor([[1.0, 0.0]], requires_grad=True)
+    value = method._contrast({}, e1, e1.detach(), -e1.detach(), _batch(1))
+    assert float(value.detach()) == pytest.approx(2e4)
+
+
+def test_the_max_step_raises_the_contrast_and_its_gradient_is_its_finite_difference():
+    work = toys.training(toys.composition("fedbr"), dtype=torch.float64)
+    theta = named(work.initial, "disc.")
+    generator = stream(0, "test")
+    a, b, g = (torch.from_numpy(abs(generator.normal(size=(7, 6)))) for _ in range(3))
+    method, batch = Fedbr(), _batch(7)
+    before = method._contrast(theta, a, b, g, batch)
+    slopes = torch.func.grad(method._contrast)(theta, a, b, g, batch)
+    after = method._contrast({n: p + 0.05 * slopes[n] for n, p in theta.items()}, a, b, g, batch)
+    assert float(after) > float(before) + 1e-6
+    names = list(theta)
+    points = [theta[n].clone().requires_grad_() for n in names]
+    features = [a.requires_grad_(), b.requires_grad_()]
+
+    def of(pseudo, natural, *leaves):
+        return method._contrast(dict(zip(names, leaves, strict=True)), pseudo, natural, g, batch)
+
+    assert torch.autograd.gradcheck(of, [*features, *points])
+
+
+def test_uniform_soft_labels_pull_towards_chance():
+    """d/dlogits of the pseudo rows' cross-entropy is (softmax - 1/C) / B; appended outputs have target zero."""
+    logits = torch.tensor([[2.0, 0.0, -1.0], [0.1, 0.2, 0.3]], dtype=torch.float64, requires_grad=True)
+    targets = torch.full((2, 3), 1 / 3, dtype=torch.float64)
+    (slope,) = torch.autograd.grad(_soft_cross_entropy(logits, targets).mean(), logits)
+    torch.testing.assert_close(slope, (torch.softmax(logits.detach(), 1) - 1 / 3) / 2)
+    wide = torch.cat([logits.detach(), torch.zeros(2, 2)], 1)
+    padded = torch.cat([targets, torch.zeros(2, 2)], 1)
+    expected = -(padded * torch.log_softmax(wide, 1)).sum(1)
+    torch.testing.assert_close(_soft_cross_entropy(wide, targets), expected)
+
+
+def _outcome(**settings):
+    work = toys.training(toys.composition("fedbr", **settings), rounds=1, batch_size=31, dtype=torch.float64)
+    (outcome,) = work._local([3], 0, work.composition.phases(work.train), "batches")
+    theta = {n: p for n, p in outcome.params.items() if n.startswith("disc.")}
+    model = {n: p for n, p in outcome.params.items() if not n.startswith("disc.")}
+    initial = {n: p for n, p in work.initial.items() if n.startswith("disc.")}
+    return theta, model, initial
+
+
+def test_the_min_step_leaves_the_projection_alone():
+    theta, _, initial = _outcome(max_step=False)
+    assert toys.equal(theta, initial)
+    theta, _, initial = _outcome(mu=0.0)
+    assert toys.equal(theta, initial)
+    theta, _, initial = _outcome()
+    assert toys.distance(theta, initial) > 1e-5
+
+
+def test_on_the_first_step_the_received_and_the_local_features_are_the_same():
+    """So s1 = 1 there, and the min step can only push the batch away: the loss is softplus(2 s2 - 2)."""
+    work = toys.training(
+        toys.composition("fedbr", pseudo_strength=0.0, mu=1.0, projection=False), batch_size=31, rounds=1
+    )
+    inputs, labels = (v.float() if v.is_floating_point() else v for v in twins.rows(work, 4))
+    (outcome,) = work._local([4], 0, work.composition.phases(work.train), "batches")
+    x = work.initial
+    offset = stream(0, "draws/method", 0, 4).integers(0, 2**62, 1)[0]
+    order = stream(0, "batches/0", 0, 4).permutation(3)
+    z_p = twins.features(x, work.resources["pseudo"]["x"][[int((offset + b) % 11) for b in range(3)]])
+    z = twins.features(x, inputs[order])
+    s2 = torch.nn.functional.cosine_similarity(z_p, z)
+    expected = cross_entropy(twins.classify(x, z), labels[order]) + torch.nn.functional.softplus(2 * s2 - 2).mean()
+    torch.testing.assert_close(outcome.loss, expected)
+
+
+def test_the_projection_travels_and_the_pseudo_data_is_sent_once():
+    plain, ours = toys.run(), toys.run(toys.composition("fedbr"))
+    disc = 2 * 6 * 7  # 2 d (d + 1)
+    pseudo = 11 * (5 + 3)
+    assert ours.upload_bytes - plain.upload_bytes == 3 * 5 * 4 * disc
+    assert ours.download_bytes - plain.download_bytes == 5 * 4 * (3 * disc + pseudo)
+    # d = 512 of the paper's VGG11: 525,312, which with its 9.2 million makes the 9.7 of Table 7.
+    assert 2 * 512 * 513 == 525_312
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        {"mixup": {"alpha": 0.4}},
+        {"prox": {"mu": 0.1}, "calibration": {}},
+        {"vhl": {"temperature": 0.5}},
+        {"dbe": {"kappa": 1.0}},
+    ],
+)
+def test_addons_go_on_top_of_it(add):
+    one, other = (toys.run(toys.composition("fedbr", add), executor=e, dtype=torch.float64) for e in EXECUTORS)
+    assert toys.distance(one.server.params, other.server.params) < 1e-9
+    model = toys.net(classes=6) if "vhl" in add else None
+    plain = toys.run(toys.composition("fedbr"), None, model, dtype=torch.float64)
+    gap = {n: p for n, p in one.server.params.items() if n.startswith("body")}
+    assert toys.distance(gap, {n: plain.server.params[n] for n in gap}) > 1e-4
+
+
+def test_batches_longer_than_the_pseudo_data_take_its_rows_again():
+    finite = toys.run(toys.composition("fedbr"), batch_size=31, executor="stacked", dtype=torch.float64)
+    serial = toys.run(toys.composition("fedbr"), batch_size=31, dtype=torch.float64)
+    assert toys.distance(finite.server.params, serial.server.params) < 1e-10
+
+
+def test_threads_change_no_bit():
+    one, two = (toys.run(toys.composition("fedbr"), workers=n) for n in (1, 2))
+    assert toys.equal(one.server.params, two.server.params)
+
+
+@pytest.mark.parametrize("settings", [{"tau1": 0.0}, {"mu": -0.1}, {"pseudo_strength": -1.0}])
+def test_values_out_of_range_are_refused_by_name(settings):
+    (name,) = settings
+    with pytest.raises(ValueError, match=rf"methods\.toy\.{name}"):
+        toys.composition("fedbr", **settings)
