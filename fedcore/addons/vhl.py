@@ -44,7 +44,7 @@ class Vhl(Addon):
     Differs     from the released code: virtual rows are drawn with replacement, step by step, instead of by epochs of
                 their own; they are not augmented; the calibration acts in every local epoch (there in the first five
                 of a round, which is the same for up to five); features are the body's output (there the default,
-                with the blocks before it as options). The paper's eq. 4 has no term with `contrast_virtual`; its code has.
+                with the blocks before it as options). Only the code has a term with `contrast_virtual`, not eq. 4.
                 In evaluation a virtual class as prediction is an error, as there.
     Source      Tang et al., ICML 2022, eq. 4 and Algorithm 1. https://arxiv.org/abs/2206.02465
     """
