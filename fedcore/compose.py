@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,14 +65,21 @@ class Composition:
         """Return the number of outputs of the model's head."""
         return num_classes + sum(addon.num_outputs(num_classes) for addon in self.addons.values())
 
-    def is_shared(self, net: Net, name: str, round: int) -> bool:
-        """Return whether a parameter or buffer travels in this round."""
-        if name in net.stays_local:
-            return False
-        for addon in self.addons.values():
-            if name in addon.extra_params(net, stream(0, "names")):  # for its names; the values do not matter
-                return addon.is_shared(net, name)
-        return self.method.is_shared(net, name, round)
+    def shared_names(self, net: Net, names: Iterable[str], round: int) -> frozenset[str]:
+        """Return which of these parameters and buffers travel in this round."""
+        owners = {
+            name: addon
+            for addon in self.addons.values()
+            for name in addon.extra_params(net, stream(0, "names"))  # for their names; the values do not matter
+        }
+
+        def travels(name: str) -> bool:
+            if name in net.stays_local:
+                return False
+            owner = owners.get(name)
+            return owner.is_shared(net, name) if owner else self.method.is_shared(net, name, round)
+
+        return frozenset(filter(travels, names))
 
     # --- state ---
 

@@ -256,7 +256,7 @@ class Training:
         initial = progress.store.initial
         params = {**initial["params"], **server.params}
         buffers = {**initial["buffers"], **server.buffers}
-        shared = {n for n in [*params, *buffers] if self.composition.is_shared(self.net, n, round)}
+        shared = self.composition.shared_names(self.net, [*params, *buffers], round)
         if shared == {*server.params, *server.buffers}:
             return
         own: Tree = {

@@ -23,10 +23,10 @@ class Server:
     @classmethod
     def initial(cls, composition: Composition, net: Net, params: Params, population: Population) -> Server:
         """Return the server before the first round; `params` are all parameters, personal ones included."""
-        first = -composition.setup_rounds
+        shared = composition.shared_names(net, [*params, *net.initial_buffers], -composition.setup_rounds)
         return cls(
-            {n: p for n, p in params.items() if composition.is_shared(net, n, first)},
-            {n: b for n, b in net.initial_buffers.items() if composition.is_shared(net, n, first)},
+            {n: p for n, p in params.items() if n in shared},
+            {n: b for n, b in net.initial_buffers.items() if n in shared},
             composition.init_server(net, params, population),
         )
 
