@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from fedcore.data.partitions import PartitionTable
 
 
-def render(comparison: dict[str, Any], config: Config, dataset: Dataset, table: PartitionTable, runs: Path) -> str:
+def render(
+    comparison: dict[str, Any],
+    config: Config,
+    dataset: Dataset,
+    table: PartitionTable,
+    runs: Path,
+    virtual: Path | None = None,
+) -> str:
     """Return the page.
 
     Parameters
@@ -24,6 +31,8 @@ def render(comparison: dict[str, Any], config: Config, dataset: Dataset, table: 
         What `tasks.compare` wrote.
     runs : Path
         Folder of the run folders; only ``timing.csv`` and ``lineage.json`` are read, for the section on this machine.
+    virtual : Path or None
+        Folder of the virtual data, whose contact sheet is shown when there is one.
     """
     import jinja2
     from markupsafe import Markup
@@ -68,6 +77,7 @@ def render(comparison: dict[str, Any], config: Config, dataset: Dataset, table: 
         time_parts=list(dict.fromkeys(part for row in timing for part in row["parts"])),
         machine=_machine(comparison, runs),
         parameters=_parameters(config),
+        contact_sheet=_data_uri(virtual / "contact.png") if virtual else None,
         used_rows=int((table.client >= 0).sum()),
         hidden_clients=len(counts) - len(report_figures.shown(counts)),
         pair=list(dict.fromkeys([_leader(comparison), comparison["baseline"]])),
@@ -79,6 +89,15 @@ def render(comparison: dict[str, Any], config: Config, dataset: Dataset, table: 
             f"{n:,}" for n in sorted({m["parameters"] for m in comparison["methods"].values()})
         ),
     )
+
+
+def _data_uri(picture: Path) -> str | None:
+    """Return a picture as text a page can hold; None when there is none."""
+    import base64
+
+    if not picture.is_file():
+        return None
+    return "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
 
 
 def _counts(dataset: Dataset, table: PartitionTable) -> dict[int, list[int]]:
@@ -200,6 +219,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--partition", type=Path, required=True, help="the partition's .npz")
     parser.add_argument("--dataset", type=Path, required=True, help="the prepared data set's folder")
+    parser.add_argument("--virtual", type=Path, help="folder of the virtual data")
     parser.add_argument("--out", type=Path, default=Path("reports/index.html"))
     parser.add_argument("--params", type=Path, default=Path("params.yaml"))
     arguments = parser.parse_args()
@@ -209,9 +229,8 @@ def main() -> None:
 
     config = read_config(arguments.params)
     comparison = read_json(arguments.comparison)
-    page = render(
-        comparison, config, dataset.load(arguments.dataset), partitions.load(arguments.partition), arguments.runs
-    )
+    data, table = dataset.load(arguments.dataset), partitions.load(arguments.partition)
+    page = render(comparison, config, data, table, arguments.runs, arguments.virtual)
     atomic_write_text(arguments.out, page)
     print(f"{arguments.out}: {len(page) / 1e6:.1f} MB, {len(comparison['order'])} methods")
 

@@ -48,12 +48,12 @@ class Reader(HTMLParser):
         self.text += data
 
 
-def build(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def build(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> str:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", ["compare"])
     compare()
     names = ["--partition", "data/partitions/digits.npz", "--dataset", "data/datasets/digits"]
-    monkeypatch.setattr(sys, "argv", ["report", *names])
+    monkeypatch.setattr(sys, "argv", ["report", *names, *more])
     report()
     return (folder / "reports/index.html").read_text()
 
@@ -83,6 +83,21 @@ def test_the_page_is_whole_and_loads_nothing(
         assert f"<h2>{heading}</h2>" in page
     assert "fedavg + prox (mu 0.01)" in page
     assert "prefers-color-scheme: dark" in page
+
+
+def test_the_contact_sheet_of_the_virtual_data_is_on_the_page(
+    lifelike: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lifelike(tmp_path, ["fedavg"], [0], rounds=2)
+    assert "Virtual data" not in build(tmp_path, monkeypatch, "--virtual", "data/virtual/digits")
+    folder = tmp_path / "data/virtual/digits"
+    folder.mkdir(parents=True)
+    (folder / "contact.png").write_bytes(b"\x89PNG picture")
+    with (tmp_path / "params.yaml").open("a") as file:
+        file.write("\nvirtual: {generator: noise, per_class: 7, seed: 3}\n")
+    page = build(tmp_path, monkeypatch, "--virtual", "data/virtual/digits")
+    assert 'src="data:image/png;base64,iVBORyBwaWN0dXJl"' in page
+    assert "generator noise, 7 images of each class, seed 3" in page
 
 
 def test_the_page_shows_the_numbers_of_the_comparison(
