@@ -22,7 +22,7 @@ from flows import gpus
 from flows.processes import run
 from tasks.parameters import read_config
 
-BEFORE = ("check", "prepare", "partition", "plan")
+BEFORE = ("check", "prepare", "partition", "virtual", "pseudo", "plan")
 AFTER = ("compare", "report", "register")
 LEADERBOARD = Path("reports/leaderboard.csv")
 REPORT = Path("reports/index.html")
