@@ -120,7 +120,12 @@ def test_a_version_carries_signature_example_lineage_and_no_pickle(project: Proj
     assert client.get_run(version.run_id).info.run_name == "local-0"
     folder = Path(client.get_model_version_download_uri("digits-personal", "1").removeprefix("file://"))
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert {"MLmodel", "input_example.json", "artifacts/run/personal.safetensors", "code/fedcore/config.py"} <= names
+    assert {
+        "MLmodel",
+        "input_example.json",
+        "artifacts/run/personal.safetensors",
+        "code/fedcore/config/__init__.py",
+    } <= names
     assert not [name for name in names if name.endswith((".pkl", ".pickle", ".pyc", ".pt", ".pth"))]
     requirements = (folder / "requirements.txt").read_text().split()
     assert {line.split("==")[0] for line in requirements} == set(step.PACKAGES)

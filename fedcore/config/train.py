@@ -1,0 +1,73 @@
+"""The ``train`` and ``compare`` sections, and the lines of ``methods``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from fedcore.config.sections import Count, NonNegative, Positive, Section, Seed
+
+
+class Train(Section):
+    """Local training, participation and where it runs."""
+
+    rounds: Count = 60
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0  # cohort size / clients
+    local_epochs: Count = 1
+    local_steps: Count | None = None  # fixed number of local steps instead of epochs
+    batch_size: Count = 10
+    # A last batch that is not full: kept short, filled up with the client's own examples, or dropped.
+    last_batch: Literal["keep", "wrap", "drop"] = "keep"
+    sampling: Literal["epochs", "replacement"] = "epochs"
+    lr: Positive = 0.05
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: NonNegative = 0.0
+    lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0  # the learning rate of round r is lr * lr_decay**r
+    weighting: Literal["examples", "uniform"] = "examples"  # aggregation weights
+    evaluate_every: Count = 1
+    checkpoint_every: Count = 10
+    executor: Literal["auto", "serial", "stacked"] = "auto"
+    workers: Count = 1  # clients trained in parallel by the serial executor, one thread each
+    block_size: Count | None = None  # clients per block of the stacked executor; None: the whole cohort
+    device: str = "auto"  # auto, cpu, cuda, cuda:0, ...
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.sampling == "replacement" and self.local_steps is None:
+            raise ValueError("sampling: replacement has no epochs; set local_steps")
+        if self.evaluate_every > self.rounds:
+            raise ValueError(f"evaluate_every ({self.evaluate_every}) must not exceed rounds ({self.rounds})")
+        return self
+
+
+class Compare(Section):
+    """Which seeds are run, against whom the methods are compared, and the targets of rounds-to-accuracy."""
+
+    seeds: Annotated[list[Seed], Field(min_length=1)] = [0]
+    baseline: str = "fedavg"
+    targets: list[Annotated[float, Field(gt=0, lt=1)]] = []
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(set(self.seeds)) != len(self.seeds):
+            raise ValueError(f"seeds must differ, got {self.seeds}")
+        return self
+
+
+class MethodBlock(Section):
+    """One line of the comparison: a method, its add-ons, and what of ``train`` it overrides.
+
+    Every other key is a hyper-parameter of the method; `fedcore.compose` checks those.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    method: str | None = None
+    add: dict[str, dict[str, Any]] = {}
+    train: dict[str, Any] = {}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The method's own hyper-parameters."""
+        return dict(self.model_extra or {})
