@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,6 +57,15 @@ class Composition:
             params.update(part.extra_params(net, stream(seed, f"extra_params/{name}")))
         return params
 
+    def is_trained(self, net: Net, name: str, phase: Phase) -> bool:
+        """Return whether this parameter learns in this phase."""
+        if not phase.learns:
+            return False
+        owner = self._owners(net).get(name)
+        if owner is not None:
+            return owner.is_trained(net, name, phase.name)
+        return phase.owner is None and self.method.is_trained(net, name, phase.name)
+
     @property
     def needs(self) -> frozenset[str]:
         """Names of the resources the parts use."""
@@ -67,11 +77,7 @@ class Composition:
 
     def shared_names(self, net: Net, names: Iterable[str], round: int) -> frozenset[str]:
         """Return which of these parameters and buffers travel in this round."""
-        owners = {
-            name: addon
-            for addon in self.addons.values()
-            for name in addon.extra_params(net, stream(0, "names"))  # for their names; the values do not matter
-        }
+        owners = self._owners(net)
 
         def travels(name: str) -> bool:
             if name in net.stays_local:
@@ -81,7 +87,21 @@ class Composition:
 
         return frozenset(filter(travels, names))
 
+    def _owners(self, net: Net) -> dict[str, Addon]:
+        """Return which add-on brought which parameter."""
+        return {
+            name: addon
+            for addon in self.addons.values()
+            for name in addon.extra_params(net, stream(0, "names"))  # for their names; the values do not matter
+        }
+
     # --- state ---
+
+    def prepare(self, net: Net, params: Params, resources: State, seed: int) -> Params:
+        """Return the parameters that the training starts from."""
+        for name, addon in self.addons.items():
+            params = addon.prepare(net, params, resources, stream(seed, f"prepare/{name}"))
+        return params
 
     def init_server(self, net: Net, params: Params, population: Population) -> State:
         """Return the server's state of every part."""
@@ -106,22 +126,35 @@ class Composition:
     # --- objective ---
 
     def draws(
-        self, seed: int, round: int, client: int, steps: int, batch_size: int, info: ClientInfo
+        self, net: Net, seed: int, phase: Phase, round: int, client: int, steps: int, batch_size: int, info: ClientInfo
     ) -> dict[str, Any]:
-        """Return one client's random arrays of a round; each part draws from a stream of its own."""
+        """Return one client's random arrays of a phase; each part draws from a stream of its own."""
+        suffix = "" if phase.name == "train" else f"/{phase.name}"
         arrays: dict[str, Any] = {}
         for name, part in self._parts():
             if type(part).draws not in (Method.draws, Addon.draws):
-                arrays.update(part.draws(stream(seed, f"draws/{name}", round, client), steps, batch_size, info))
+                arrays.update(
+                    part.draws(net, stream(seed, f"draws/{name}{suffix}", round, client), steps, batch_size, info)
+                )
         return arrays
 
     def forward(self, net: Net, params: Params, x: Tensor, view: View | None = None) -> Output:
         """Return features and logits of inputs [B, ...]; without a view, as in evaluation and export."""
-        features = net.features(params, x)
-        changed = features
-        for name, addon in self.addons.items():
-            changed = addon.features(params, changed, view and _part_view(view, name))
-        return Output(features, net.classify(params, changed))
+        seen: dict[str, Tensor] = {}
+
+        def changed(z: Tensor, place: str | None) -> Tensor:
+            for name, addon in self.addons.items():
+                if addon.place == place:
+                    z = addon.features(params, z, view and _part_view(view, name))
+            return z
+
+        def change(z: Tensor, place: str) -> Tensor:
+            seen[place] = z
+            return changed(z, place)
+
+        places = {addon.place for addon in self.addons.values() if addon.place is not None}
+        features = net.features(params, x, {place: partial(change, place=place) for place in places})
+        return Output(features, net.classify(params, changed(features, None)), seen)
 
     def loss(self, net: Net, params: Params, state: State, batch: Batch, view: View) -> tuple[Tensor, State]:
         """Return the training loss [] and the new state of every part."""
@@ -163,8 +196,14 @@ class Composition:
     # --- step ---
 
     def phases(self, train: Train) -> tuple[Phase, ...]:
-        """Return the phases of local training."""
-        return self.method.phases(train)
+        """Return the phases of local training: the add-ons' own, then the method's."""
+        own = [replace(p, owner=name) for name, addon in self.addons.items() for p in addon.phases(train)]
+        return (*own, *self.method.phases(train))
+
+    def setup_phases(self, train: Train) -> tuple[Phase, ...]:
+        """Return the phases of a set-up round: plain training, then what the add-ons look at."""
+        looks = [replace(p, owner=name, learns=False) for name, a in self.addons.items() for p in a.setup_phases(train)]
+        return (Phase(), *looks)
 
     def _parts(self) -> list[tuple[str, Method | Addon]]:
         return [(_METHOD, self.method), *self.addons.items()]
@@ -208,7 +247,9 @@ class _Fit:
             if type(addon).penalty is Addon.penalty:
                 continue
             before = self._before[name]
-            term, self.state[name] = addon.penalty(self._net, params, before, batch, output, rows.get(name), view)
+            seen, also = _at(output, addon.place), rows.get(name)
+            also = also and _at(also, addon.place)
+            term, self.state[name] = addon.penalty(self._net, params, before, batch, seen, also, view)
             total = total + term
         return total, output, rows
 
@@ -223,7 +264,14 @@ def _task_losses(logits: Tensor, batch: Batch) -> Tensor:
 
 def _split(output: Output, sizes: list[int]) -> list[Output]:
     features, logits = torch.split(output.features, sizes), torch.split(output.logits, sizes)
-    return [Output(z, u) for z, u in zip(features, logits, strict=True)]
+    layers = {name: torch.split(z, sizes) for name, z in output.layers.items()}
+    return [
+        Output(features[i], logits[i], {name: parts[i] for name, parts in layers.items()}) for i in range(len(sizes))
+    ]
+
+
+def _at(output: Output, place: str | None) -> Output:
+    return output if place is None else output._replace(features=output.layers[place])
 
 
 def _part_view(view: View, part: str) -> View:

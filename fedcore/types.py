@@ -6,6 +6,7 @@ Method and add-on code sees ONE client and ONE batch: no C axis, no loop; the en
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ from torch import Tensor
 
 Params = dict[str, Tensor]  # name -> leaf; names of the model's parameters, plus a method's extra ones
 State = dict[str, Any]  # a tree a method or add-on remembers; keeps its keys and shapes
+
+_NONE = torch.empty(0)
 
 
 class Batch(NamedTuple):
@@ -31,6 +34,8 @@ class Batch(NamedTuple):
         This step's random numbers, drawn by the ``draws`` hooks.
     second : () or (labels [B] int64, share [])
         Of mixed inputs: the other labels, and the share of ``y``; see `Addon.mix`.
+    protected : [B, P] float
+        Protected attributes, 0 or 1; P is 0 where the data set has none.
     """
 
     x: Tensor
@@ -38,6 +43,7 @@ class Batch(NamedTuple):
     mask: Tensor
     draws: dict[str, Tensor]
     second: tuple[Tensor, ...] = ()
+    protected: Tensor = _NONE
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean of ``values`` [B, ...] over the examples; padding never counts."""
@@ -55,7 +61,7 @@ class Batch(NamedTuple):
             cut = slice(begin, begin + size)
             mask = self.mask[cut]
             mask = torch.where(mask.sum() > 0, mask, torch.ones_like(mask))
-            parts.append(Batch(self.x[cut], self.y[cut], mask, self.draws))
+            parts.append(self._replace(x=self.x[cut], y=self.y[cut], mask=mask, protected=self.protected[cut]))
         return parts
 
 
@@ -71,6 +77,7 @@ class Population(NamedTuple):
 
     num_clients: int
     class_counts: Tensor  # [Y] float, over the train splits
+    generator: np.random.Generator  # the server's random stream before the first round
 
 
 class View(NamedTuple):
@@ -92,8 +99,9 @@ class View(NamedTuple):
 class Output(NamedTuple):
     """What a model says about B rows."""
 
-    features: Tensor  # [B, D]
+    features: Tensor  # [B, D] what the body makes; of an add-on with a `layer`, [B, ...] what that layer makes
     logits: Tensor  # [B, Y]
+    layers: Mapping[str, Tensor] = {}  # the layers that add-ons look at, by name
 
 
 class Cohort(NamedTuple):

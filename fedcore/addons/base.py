@@ -6,6 +6,7 @@ state and its own share of the server's state only, and cannot replace the step 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from fedcore.config import Train
+from fedcore.methods.base import Phase
 from fedcore.models.net import Net
 from fedcore.types import Batch, ClientInfo, Cohort, Output, Params, Population, State, View
 
@@ -22,7 +24,17 @@ class Addon:
     """Base of every add-on; the defaults change nothing."""
 
     setup_rounds: ClassVar[int] = 0
-    needs: ClassVar[tuple[str, ...]] = ()  # names of the resources it uses
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"clean": {}, "paper": {}}  # see `Method.presets`
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the resources it uses."""
+        return ()
+
+    @property
+    def place(self) -> str | None:
+        """The layer whose output it looks at and may change; None is the whole body's."""
+        return None
 
     def num_outputs(self, num_classes: int) -> int:
         """Return how many outputs it adds to the model's head."""
@@ -38,6 +50,22 @@ class Addon:
     def is_shared(self, net: Net, name: str) -> bool:
         """Return whether this one of its extra parameters travels."""
         return True
+
+    def is_trained(self, net: Net, name: str, phase: str) -> bool:
+        """Return whether this one of its extra parameters learns in this phase."""
+        return True
+
+    def phases(self, train: Train) -> tuple[Phase, ...]:
+        """Return phases of its own before the method's, in which its extra parameters alone learn."""
+        return ()
+
+    def setup_phases(self, train: Train) -> tuple[Phase, ...]:
+        """Return phases after the training of a set-up round, to look at the data without learning."""
+        return ()
+
+    def prepare(self, net: Net, params: Params, resources: State, generator: np.random.Generator) -> Params:
+        """Return the parameters that the training starts from."""
+        return params
 
     def init_server(self, net: Net, params: Params, population: Population) -> State:
         """Return its state on the server."""
@@ -55,8 +83,10 @@ class Addon:
         """Return its state at the start of a client's local training."""
         return state
 
-    def draws(self, generator: np.random.Generator, steps: int, batch_size: int, info: ClientInfo) -> dict[str, Any]:
-        """Return its random arrays of a client's round, each with a leading axis of `steps`."""
+    def draws(
+        self, net: Net, generator: np.random.Generator, steps: int, batch_size: int, info: ClientInfo
+    ) -> dict[str, Any]:
+        """Return its random arrays of a phase of a client, each with a leading axis of `steps`."""
         return {}
 
     def mix(self, batch: Batch, view: View) -> Batch:
@@ -64,7 +94,7 @@ class Addon:
         return batch
 
     def features(self, params: Params, features: Tensor, view: View | None) -> Tensor:
-        """Return the features [B, D] the head gets; in evaluation `view` is None."""
+        """Return what goes on in place of the features [B, D] (or its layer's output); in evaluation `view` is None."""
         return features
 
     def logits(self, logits: Tensor, view: View) -> Tensor:
@@ -96,6 +126,14 @@ class Addon:
     def damping(self) -> float:
         """Return mu if `correct` adds ``mu * (params - anchor)``; the step mass accounts for it."""
         return 0.0
+
+    def predictions(self, logits: Tensor, num_classes: int) -> dict[str, Tensor]:
+        """Return other readings of the logits [B, Y] of the global model, by name: classes [B] to score."""
+        return {}
+
+    def protected_scores(self, net: Net, params: Params, features: Tensor) -> Tensor | None:
+        """Return how strongly each protected attribute shows [B, P] by this add-on's own measure, or None."""
+        return None
 
     def finish(self, params: Params, state: State, view: View) -> tuple[State, State]:
         """Return its upload and the state to keep."""

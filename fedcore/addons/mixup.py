@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 
 from fedcore.addons.base import Addon
+from fedcore.models.net import Net
 from fedcore.types import Batch, ClientInfo, View
 
 
@@ -34,7 +35,9 @@ class Mixup(Addon):
 
     alpha: Annotated[float, Field(ge=0)] = 0.2
 
-    def draws(self, generator: np.random.Generator, steps: int, batch_size: int, info: ClientInfo) -> dict[str, Any]:
+    def draws(
+        self, net: Net, generator: np.random.Generator, steps: int, batch_size: int, info: ClientInfo
+    ) -> dict[str, Any]:
         """Draw shares, and ranks that order the rows."""
         if self.alpha == 0:
             return {}

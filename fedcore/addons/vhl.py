@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -55,13 +55,19 @@ class Vhl(Addon):
     temperature: Annotated[float, Field(gt=0)] = 0.07
     virtual_batch: Annotated[int, Field(ge=0)] | None = None
     variant: Literal["full", "naive"] = "full"
-    needs: ClassVar[tuple[str, ...]] = ("virtual",)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Use virtual data."""
+        return ("virtual",)
 
     def num_outputs(self, num_classes: int) -> int:
         """Add the virtual classes."""
         return num_classes
 
-    def draws(self, generator: np.random.Generator, steps: int, batch_size: int, info: ClientInfo) -> dict[str, Any]:
+    def draws(
+        self, net: Net, generator: np.random.Generator, steps: int, batch_size: int, info: ClientInfo
+    ) -> dict[str, Any]:
         """Draw row numbers; the hooks take them modulo the number of virtual rows."""
         size = batch_size if self.virtual_batch is None else self.virtual_batch
         return {"vhl.rows": generator.integers(0, 2**62, (steps, size))}

@@ -87,8 +87,7 @@ class LocalTraining:
 
     def enter(self, carry: Tree, phase: Phase) -> tuple[Tree, tuple[str, ...]]:
         """Return the carry at the start of a phase, with fresh momentum, and the names that learn in it."""
-        method = self.composition.method
-        trained = tuple(n for n in carry["params"] if method.is_trained(self.net, n, phase.name))
+        trained = tuple(n for n in carry["params"] if self.composition.is_trained(self.net, n, phase))
         momentum = zeros_like({n: carry["params"][n] for n in trained}) if self.train.momentum else {}
         return {**carry, "momentum": momentum}, trained
 
@@ -136,10 +135,15 @@ class _Local:
         before = {**self.state, "method": state}
 
         def objective(trained: Params) -> tuple[Tensor, Tree]:
-            bound = net.bind(self.buffers, training=True)
+            bound = net.bind(self.buffers, training=bool(self._trained))
             loss, after = composition.loss(bound, {**params, **trained}, before, batch, self._view)
             return loss, {"state": after, "buffers": bound.buffers}
 
+        if not self._trained:  # a phase that only looks
+            with torch.no_grad():
+                self.loss, rest = objective({})
+            self.state, self.buffers = rest["state"], rest["buffers"]
+            return {}, self.state["method"]
         gradient, self.loss, rest = self._differentiate(objective, {n: params[n] for n in self._trained})
         self.state, self.buffers = rest["state"], rest["buffers"]
         gradient = composition.correct(net, gradient, params, self.state, self._view)
@@ -162,6 +166,8 @@ class Examples:
         Model inputs are ``(x - offset) * scale``.
     device, dtype
         Where the data set lives, and the floating-point type of model inputs.
+    protected : [n, P] uint8 or None
+        Protected attributes.
     """
 
     def __init__(
@@ -172,10 +178,14 @@ class Examples:
         scale: Any,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        protected: NDArray[np.uint8] | None = None,
     ):
         self.device, self.dtype = device, dtype
         self.inputs = torch.from_numpy(np.array(inputs)).to(device)
         self.labels = torch.from_numpy(np.array(labels)).to(device)
+        if protected is None:
+            protected = np.empty((len(labels), 0), np.uint8)
+        self.protected = torch.from_numpy(np.array(protected)).to(device, dtype)
         shape = (-1, *[1] * (self.inputs.dim() - 2)) if self.inputs.dim() > 2 else (-1,)
         self.offset = torch.tensor(offset, dtype=dtype, device=device).reshape(shape)
         self.scale = torch.tensor(scale, dtype=dtype, device=device).reshape(shape)
@@ -184,6 +194,10 @@ class Examples:
         """Return normalised inputs and labels of rows; both get the shape of `rows` in front."""
         index = torch.tensor(rows, device=self.device)
         return self.normalise(self.inputs[index]), self.labels[index]
+
+    def gather_protected(self, rows: NDArray[np.int64]) -> Tensor:
+        """Return the protected attributes of rows, [..., P]."""
+        return self.protected[torch.tensor(rows, device=self.device)]
 
     def normalise(self, inputs: Tensor) -> Tensor:
         """Return model inputs of raw ones."""
@@ -196,8 +210,10 @@ def validation_batch(jobs: Sequence[Job], examples: Examples) -> Batch | None:
     if not rows:
         return None
     longest = max(map(len, rows))
-    x, y = examples.gather(np.stack([np.resize(r, longest) for r in rows]))
-    return Batch(x, y, batch_mask(np.array([len(r) for r in rows]), longest, examples.device), {})
+    padded = np.stack([np.resize(r, longest) for r in rows])
+    x, y = examples.gather(padded)
+    mask = batch_mask(np.array([len(r) for r in rows]), longest, examples.device)
+    return Batch(x, y, mask, {}, protected=examples.gather_protected(padded))
 
 
 def batch_mask(lengths: NDArray[np.int64], size: int, device: torch.device) -> Tensor:

@@ -72,7 +72,8 @@ class Training:
         self.train, self.seed, self.executor, self.examples = train, seed, executor, examples
         self.scorer = Scorer(composition, net, examples, federation)
         params = {**net.initial_params, **composition.extra_params(net, seed)}
-        self.initial: Params = {n: p.to(examples.device) for n, p in params.items()}
+        initial = {n: p.to(examples.device) for n, p in params.items()}
+        self.initial: Params = composition.prepare(net, initial, self.resources, seed)
         self.progress = self._start()
 
     def run(self, tracker: Tracker | None = None, checkpoint: Checkpoint | None = None) -> Progress:
@@ -112,7 +113,7 @@ class Training:
         progress, composition = self.progress, self.composition
         cohort = self._cohort(round)
         progress.download_bytes += self._download_bytes(cohort.clients)
-        phases = (Phase(),) if round < 0 else composition.phases(self.train)
+        phases = composition.setup_phases(self.train) if round < 0 else composition.phases(self.train)
         reduction = Reduction(cohort.weights)
         loss, steps = 0.0, 0
         uploads: list[State] = []
@@ -173,7 +174,8 @@ class Training:
         info = self._info(client)
         schedules = tuple(schedule(self.train, phase, len(rows), self.seed, round, client, purpose) for phase in phases)
         draws = tuple(
-            self.composition.draws(self.seed, round, client, s.steps, s.positions.shape[1], info) for s in schedules
+            self.composition.draws(self.net, self.seed, phase, round, client, s.steps, s.positions.shape[1], info)
+            for phase, s in zip(phases, schedules, strict=True)
         )
         method = self.composition.method
         steps = sum(s.steps for s in schedules)
@@ -273,7 +275,8 @@ class Training:
 
     def _start(self) -> Progress:
         counts = self.federation.class_counts[: self.federation.num_clients].sum(0)
-        population = Population(self.federation.num_clients, self.examples.scale.new_tensor(counts.tolist()))
+        counts = self.examples.scale.new_tensor(counts.tolist())
+        population = Population(self.federation.num_clients, counts, stream(self.seed, "server/start"))
         server = Server.initial(self.composition, self.net, self.initial, population)
         own: Tree = {
             "params": {n: p for n, p in self.initial.items() if n not in server.params},

@@ -50,12 +50,13 @@ def schedule(
         generator = stream(seed, f"{purpose}/replacement", round, client)
         drawn = generator.integers(0, num_examples, (limit, size))
         return Schedule(drawn, np.full(limit, size))
-    if train.last_batch == "drop" and num_examples < size:
+    last_batch = train.last_batch if phase.learns else "keep"
+    if last_batch == "drop" and num_examples < size:
         raise ValueError(
             f"train.last_batch: 'drop' leaves client {client} without a batch ({num_examples} examples,"
             f" {size} rows a step); use keep or wrap, or a batch_size of at most {num_examples // phase.batches}"
         )
-    epoch_batches = num_examples // size if train.last_batch == "drop" else -(-num_examples // size)
+    epoch_batches = num_examples // size if last_batch == "drop" else -(-num_examples // size)
     epochs = phase.epochs or (-(-limit // epoch_batches) if limit else train.local_epochs)
     filled = -(-num_examples // size) * size
     rows, counts = [], []
@@ -63,7 +64,7 @@ def schedule(
         order = stream(seed, f"{purpose}/{epoch}", round, client).permutation(num_examples)
         padded = np.resize(order, filled).reshape(-1, size)[:epoch_batches]
         lengths = np.full(epoch_batches, size)
-        if train.last_batch == "keep" and phase.batches == 1:
+        if last_batch == "keep" and phase.batches == 1:
             lengths[-1] = num_examples - (epoch_batches - 1) * size
             padded[-1, lengths[-1] :] = padded[-1, 0]
         rows.append(padded)

@@ -64,7 +64,9 @@ class SerialExecutor:
             server=assignment.server,
             received=job.received,
             resources=assignment.resources,
-            validation=None if held is None else Batch(held.x[0], held.y[0], held.mask[0], {}),
+            validation=None
+            if held is None
+            else Batch(held.x[0], held.y[0], held.mask[0], {}, protected=held.protected[0]),
             info=job.info,
             num_steps=torch.tensor(float(job.num_steps), device=device, dtype=self.examples.dtype),
             mass=torch.tensor(job.mass, device=device, dtype=self.examples.dtype),
@@ -73,6 +75,7 @@ class SerialExecutor:
             phase="start",
         )
         x, y = self.examples.gather(job.rows)
+        protected = self.examples.gather_protected(job.rows)
         carry = training.begin(job.params, job.buffers, job.state, view)
         loss = torch.zeros((), device=device)
         for phase, schedule, draws in zip(assignment.phases, job.schedules, job.draws, strict=True):
@@ -83,7 +86,8 @@ class SerialExecutor:
             drawn = as_tensors(draws, device)
             for k, length in enumerate(schedule.lengths):
                 rows = positions[k, :length]
-                batch = Batch(x[rows], y[rows], masks[k, :length], {name: d[k] for name, d in drawn.items()})
+                draw = {name: d[k] for name, d in drawn.items()}
+                batch = Batch(x[rows], y[rows], masks[k, :length], draw, protected=protected[rows])
                 carry, step_loss = training.step(carry, batch, view, trained, differentiate)
                 loss += step_loss
         upload, state = training.end(carry, view._replace(phase="finish"), assignment.shared)

@@ -121,7 +121,7 @@ class StackedExecutor:
                 for name in drawn[0]
             }
             active = None if k < steps.min() else torch.from_numpy(k < steps).to(device)
-            yield Batch(x, y, masks[k], draws), active
+            yield Batch(x, y, masks[k], draws, protected=self.examples.gather_protected(rows[k])), active
 
 
 def differentiate(objective: Objective, params: Params) -> tuple[Params, Tensor, Tree]:

@@ -65,6 +65,10 @@ class Phase:
         one, a last one that is not full is filled up, as no part may be short or empty.
     steps : int or None
         A fixed number of local steps instead of epochs.
+    learns : bool
+        Without it nothing is trained: the model is in evaluation mode, and every row is seen once an epoch.
+    owner : str or None
+        The add-on whose phase it is, set by the composition; None is the method's.
     """
 
     name: str = "train"
@@ -72,6 +76,8 @@ class Phase:
     first_epoch: int = 0
     batches: int = 1
     steps: int | None = None
+    learns: bool = True
+    owner: str | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,14 @@ class Method:
     has_global: ClassVar[bool] = True  # there is a server model worth evaluating
     collects_uploads: ClassVar[bool] = False  # `aggregate` needs every upload, not only their mean
     needs_validation: ClassVar[bool] = False  # local training uses the client's validation rows
-    needs: ClassVar[tuple[str, ...]] = ()  # names of the resources it uses
+    # By name, the hyper-parameters of a preset that differ from the defaults; `train` in it is the training section's.
+    # "clean" is the recommended setting, "paper" the one of the published numbers, with the quirks of its code.
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"clean": {}, "paper": {}}
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the resources it uses."""
+        return ()
 
     # --- 0 names: which parameters exist, travel, learn ---
 
@@ -138,8 +151,10 @@ class Method:
 
     # --- 2 objective: what is minimised ---
 
-    def draws(self, generator: np.random.Generator, steps: int, batch_size: int, info: ClientInfo) -> dict[str, Any]:
-        """Return this client's random arrays of a round, each with a leading axis of `steps`."""
+    def draws(
+        self, net: Net, generator: np.random.Generator, steps: int, batch_size: int, info: ClientInfo
+    ) -> dict[str, Any]:
+        """Return this client's random arrays of a phase, each with a leading axis of `steps`."""
         return {}
 
     def loss(self, fit: Fit, net: Net, params: Params, state: State, batch: Batch, view: View) -> tuple[Tensor, State]:

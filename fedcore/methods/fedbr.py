@@ -66,7 +66,11 @@ class Fedbr(Method):
     max_step: bool = True
     projection: bool = True
     weighting: ClassVar[str | None] = "uniform"
-    needs: ClassVar[tuple[str, ...]] = ("pseudo",)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Use pseudo data."""
+        return ("pseudo",)
 
     def extra_params(self, net: Net, generator: np.random.Generator) -> Params:
         """Bring P, drawn as `torch.nn.Linear` draws."""
@@ -84,7 +88,9 @@ class Fedbr(Method):
         """Leave P to the max step."""
         return not name.startswith(_PREFIX)
 
-    def draws(self, generator: np.random.Generator, steps: int, batch_size: int, info: ClientInfo) -> dict[str, Any]:
+    def draws(
+        self, net: Net, generator: np.random.Generator, steps: int, batch_size: int, info: ClientInfo
+    ) -> dict[str, Any]:
         """Draw offsets into the pseudo-data; `loss` takes them modulo its size."""
         return {"fedbr.offset": generator.integers(0, 2**62, steps)}
 

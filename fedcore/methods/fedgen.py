@@ -97,7 +97,9 @@ class FedGen(Method):
         """Send the label shares."""
         return {"prior": server["prior"]}
 
-    def draws(self, generator: np.random.Generator, steps: int, batch_size: int, info: ClientInfo) -> dict[str, Any]:
+    def draws(
+        self, net: Net, generator: np.random.Generator, steps: int, batch_size: int, info: ClientInfo
+    ) -> dict[str, Any]:
         """Draw labels (as uniform numbers) and noise for samples, and noise for the batch."""
         return {
             "fedgen.lots": generator.random((steps, batch_size)),

@@ -36,12 +36,12 @@ def cnn(config: Cnn, input_shape: tuple[int, ...], num_classes: int) -> Model:
         *_norm(config, second),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Flatten(),
     )
     with torch.no_grad():
-        width = convolutions.eval()(torch.zeros(1, *input_shape)).shape[1]
-    body = nn.Sequential(*convolutions, nn.Linear(width, config.hidden), nn.ReLU())
-    return Model(body, nn.Linear(config.hidden, num_classes), config.hidden)
+        width = convolutions.eval()(torch.zeros(1, *input_shape)).numel()
+    body = nn.Sequential(*convolutions.train(), nn.Flatten(), nn.Linear(width, config.hidden), nn.ReLU())
+    layers = {"conv1": len(convolutions) // 2, "conv2": len(convolutions)}
+    return Model(body, nn.Linear(config.hidden, num_classes), config.hidden, layers, input_shape)
 
 
 def _norm(config: Cnn, channels: int) -> list[nn.Module]:

@@ -14,7 +14,7 @@ from fedcore.models.net import Model
 def softmax_regression(input_shape: tuple[int, ...], num_classes: int) -> Model:
     """One linear layer; the body only flattens."""
     width = math.prod(input_shape)
-    return Model(nn.Flatten(), nn.Linear(width, num_classes), width)
+    return Model(nn.Sequential(nn.Flatten()), nn.Linear(width, num_classes), width, {}, input_shape)
 
 
 def mlp(config: Mlp, input_shape: tuple[int, ...], num_classes: int) -> Model:
@@ -23,4 +23,5 @@ def mlp(config: Mlp, input_shape: tuple[int, ...], num_classes: int) -> Model:
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return Model(nn.Sequential(*layers), nn.Linear(widths[-1], num_classes), widths[-1])
+    names = {f"hidden{i}": 1 + 2 * i for i in range(1, len(config.hidden))}
+    return Model(nn.Sequential(*layers), nn.Linear(widths[-1], num_classes), widths[-1], names, input_shape)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -13,17 +15,51 @@ from torch.func import functional_call
 from fedcore.config import BatchNormPolicy
 from fedcore.types import Params
 
+Change = Callable[[Tensor], Tensor]
+_NO_CHANGES: Mapping[str, Change] = MappingProxyType({})
+_WHOLE = slice(0, None)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class Model(nn.Module):
-    """A network of two parts: ``body`` makes features [B, D] of inputs, ``head`` makes logits [B, Y] of features."""
+    """A network of two parts: ``body`` makes features [B, D] of inputs, ``head`` makes logits [B, Y] of features.
 
-    def __init__(self, body: nn.Module, head: nn.Module, feature_dim: int):
+    Parameters
+    ----------
+    layers : mapping of str to int
+        Names of places inside the body: how many of its modules come before each, ascending.
+    input_shape : tuple of int
+        Of one example.
+    """
+
+    def __init__(
+        self,
+        body: nn.Sequential,
+        head: nn.Module,
+        feature_dim: int,
+        layers: Mapping[str, int],
+        input_shape: tuple[int, ...],
+    ):
         super().__init__()
         self.body = body
         self.head = head
         self.feature_dim = feature_dim
+        self.layers = dict(layers)
+        self.layer_shapes = _shapes(body, layers, input_shape)
+
+
+@torch.no_grad()
+def _shapes(body: nn.Sequential, layers: Mapping[str, int], input_shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of one example's output at every named place."""
+    before = body.training
+    body.eval()
+    shapes = {}
+    z = torch.zeros(1, *input_shape)
+    for number, part in enumerate(body, 1):
+        z = part(z)
+        shapes.update({name: tuple(z.shape[1:]) for name, count in layers.items() if count == number})
+    body.train(before)
+    return shapes
 
 
 class _ThreadModules(threading.local):
@@ -49,6 +85,8 @@ class Net:
     def __init__(self, module: Model, num_classes: int, batch_norm: BatchNormPolicy = "sync"):
         self.num_classes = num_classes
         self.feature_dim = module.feature_dim
+        self.layer_shapes = module.layer_shapes
+        self._layers = module.layers
         self.initial_params: Params = {n: p.detach().clone() for n, p in module.named_parameters()}
         # Step counters are of no use with a fixed momentum and are integers: never averaged, never sent.
         self.initial_buffers: Params = {
@@ -90,15 +128,36 @@ class Net:
         net._training = training
         return net
 
-    def features(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Return the body's features [B, D] of inputs [B, ...]."""
-        return self._call("body", params, x)
+    def features(self, params: Mapping[str, Tensor], x: Tensor, changes: Mapping[str, Change] = _NO_CHANGES) -> Tensor:
+        """Return the body's features [B, D] of inputs [B, ...].
+
+        Parameters
+        ----------
+        changes : mapping of str to function, optional
+            Gets the output of the layer of that name; what it returns goes on through the rest of the body.
+        """
+        begin = 0
+        for name, count in self._layers.items():
+            if name in changes:
+                x = changes[name](self._call("body", params, x, slice(begin, count)))
+                begin = count
+        return self._call("body", params, x, slice(begin, None))
 
     def classify(self, params: Mapping[str, Tensor], z: Tensor) -> Tensor:
         """Return the head's logits [B, Y] of features [B, D]."""
         return self._call("head", params, z)
 
-    def _call(self, part: str, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def layer_shape(self, layer: str | None) -> tuple[int, ...]:
+        """Return the shape of one example's output of a layer; None is the whole body."""
+        return (self.feature_dim,) if layer is None else self.layer_shapes[layer]
+
+    def check_layer(self, layer: str | None, key: str = "layer") -> None:
+        """Raise ValueError if there is no such layer; `key` is the parameter that names it."""
+        if layer is not None and layer not in self.layer_shapes:
+            known = ", ".join(self.layer_shapes) or "none but null, the whole body"
+            raise ValueError(f"{key}: the model has no layer '{layer}'; valid: {known}")
+
+    def _call(self, part: str, params: Mapping[str, Tensor], x: Tensor, stretch: slice = _WHOLE) -> Tensor:
         prefix = part + "."
         cut = len(prefix)
         tensors = {n[cut:]: p for n, p in params.items() if n.startswith(prefix)}
@@ -108,5 +167,9 @@ class Net:
             buffers = {n: b.clone() for n, b in buffers.items()}
             self.buffers = {**self.buffers, **buffers}
         tensors.update({n[cut:]: b for n, b in buffers.items()})
-        result: Tensor = functional_call(getattr(self._modules.by_mode[self._training], part), tensors, (x,))
+        module = getattr(self._modules.by_mode[self._training], part)
+        if stretch != _WHOLE:
+            module = nn.Sequential(OrderedDict(list(module.named_children())[stretch]))
+            tensors = {n: t for n, t in tensors.items() if n.split(".", 1)[0] in module._modules}
+        result: Tensor = functional_call(module, tensors, (x,))
         return result

@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedcore.methods.fedadam import FedAdam
+from fedcore.seeds import stream
 from fedcore.types import Population
 from tests import toys
 from tests.methods import twins
@@ -50,7 +51,7 @@ def test_three_rounds_by_hand():
     """
     method, net = FedAdam(server_lr=1.0, beta1=0.5, beta2=0.75, tau=0.5), toys.net()
     like = next(iter(net.initial_params))
-    state = method.init_server(net, {like: torch.tensor(0.0)}, Population(1, torch.ones(3)))
+    state = method.init_server(net, {like: torch.tensor(0.0)}, Population(1, torch.ones(3), stream(0, "server")))
     x = 0.0
     for delta, m, v in ((1.0, 0.5, 0.4375), (0.0, 0.25, 0.328125), (-2.0, -0.875, 1.24609375)):
         shared, state = method.aggregate({like: torch.tensor(x)}, state, {"delta": {like: torch.tensor(delta)}}, None)
@@ -82,7 +83,7 @@ def test_what_add_ons_bring_along_gets_the_plain_mean():
     method, net = FedAdam(), toys.net()
     like = next(iter(net.initial_params))
     x = {like: torch.tensor(1.0), "extra": torch.tensor(1.0)}
-    state = method.init_server(net, x, Population(1, torch.ones(3)))
+    state = method.init_server(net, x, Population(1, torch.ones(3), stream(0, "server")))
     shared, _ = method.aggregate(x, state, {"delta": {n: torch.tensor(0.5) for n in x}}, None)
     assert float(shared["extra"]) == 1.5
     assert float(shared[like]) != 1.5

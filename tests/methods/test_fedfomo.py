@@ -135,4 +135,4 @@ def test_a_client_without_validation_examples_trains_alone(executor):
 def test_a_bank_too_large_is_refused():
     net = toys.net()
     with pytest.raises(ValueError, match=r"100000000 clients x 219 parameters are more than .* use at most 18264840"):
-        FedFomo().init_server(net, net.initial_params, Population(100_000_000, torch.ones(3)))
+        FedFomo().init_server(net, net.initial_params, Population(100_000_000, torch.ones(3), stream(0, "server")))

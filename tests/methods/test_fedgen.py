@@ -125,7 +125,7 @@ def test_the_generator_learns_what_a_frozen_head_knows():
     work = toys.training(toys.composition("fedgen", diversity=0.0, server_lr=0.01, **SMALL), toys.federation((20,)))
     method, shared = FedGen(diversity=0.0, server_lr=0.01, **SMALL), work.initial
     counts = torch.tensor([7.0, 7.0, 6.0])
-    server = method.init_server(work.net, shared, Population(1, counts))
+    server = method.init_server(work.net, shared, Population(1, counts, stream(0, "server")))
     delta = {n: torch.zeros_like(p) for n, p in shared.items() if not n.startswith("gen.")}
     noise, labels = torch.randn(300, 4, generator=torch.Generator().manual_seed(0)), torch.arange(300) % 3
     losses = []

@@ -76,7 +76,7 @@ def test_examples_mix_with_examples_and_padding_with_padding():
 
 
 def test_one_share_per_step_follows_the_beta_distribution():
-    shares = Mixup(alpha=0.2).draws(stream(0, "test"), 4000, 8, None)["mixup.share"]
+    shares = Mixup(alpha=0.2).draws(toys.net(), stream(0, "test"), 4000, 8, None)["mixup.share"]
     assert shares.shape == (4000,)
     assert shares.mean() == pytest.approx(0.5, abs=0.02)
     assert shares.var() == pytest.approx(0.25 / 1.4, rel=0.05)  # 1 / (4 (2 alpha + 1))
