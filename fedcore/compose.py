@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from fedcore import discovery
 from fedcore.addons.base import Addon
 from fedcore.config import Config, ConfigError, MethodBlock, Problem, Train, nearest, train_for
+from fedcore.discovery import Part
 from fedcore.methods.base import Method, Phase
 from fedcore.models.net import Net
 from fedcore.seeds import stream
@@ -31,6 +32,8 @@ class Composition:
     name: str  # the method's
     method: Method
     addons: Mapping[str, Addon]
+    presets: Mapping[str, str] = field(default_factory=dict)  # the preset a part was built from, by part
+    preset_train: Mapping[str, Any] = field(default_factory=dict)  # what the presets set of the training section
 
     # --- names ---
 
@@ -63,7 +66,8 @@ class Composition:
             return False
         owner = self._owners(net).get(name)
         if owner is not None:
-            return owner.is_trained(net, name, phase.name)
+            in_turn = phase.owner is None or owner is self.addons[phase.owner]
+            return in_turn and owner.is_trained(net, name, phase.name)
         return phase.owner is None and self.method.is_trained(net, name, phase.name)
 
     @property
@@ -168,6 +172,15 @@ class Composition:
             gradient = part.correct(net, gradient, params, state[name], _part_view(view, name))
         return gradient
 
+    def predictions(self, logits: Tensor, num_classes: int) -> dict[str, Tensor]:
+        """Return other readings of the logits, by name."""
+        return {n: p for addon in self.addons.values() for n, p in addon.predictions(logits, num_classes).items()}
+
+    @property
+    def measures_protected(self) -> bool:
+        """Whether an add-on measures how protected attributes show."""
+        return any(type(addon).protected_scores is not Addon.protected_scores for addon in self.addons.values())
+
     # --- exchange ---
 
     def finish(self, shared: Params, params: Params, state: State, view: View) -> tuple[State, State]:
@@ -222,6 +235,11 @@ class _Fit:
     def __call__(self, params: Params, batch: Batch) -> Tensor:
         return self._evaluate(params, batch, {})[0]
 
+    def mix(self, batch: Batch) -> Batch:
+        for name, addon in self._composition.addons.items():
+            batch = addon.mix(batch, _part_view(self._view, name))
+        return batch
+
     def joined(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Output, Output]:
         total, output, others = self._evaluate(params, batch, {_METHOD: rows})
         return total, output, others[_METHOD]
@@ -231,15 +249,14 @@ class _Fit:
     ) -> tuple[Tensor, Output, dict[str, Output]]:
         """Return the loss, and what the model says of the batch and of every part's rows."""
         parts = [(name, addon, _part_view(self._view, name)) for name, addon in self._composition.addons.items()]
-        for _, addon, view in parts:
-            batch = addon.mix(batch, view)
+        batch = self.mix(batch)
         extra = {name: addon.rows(batch, view) for name, addon, view in parts}
         joined = {**{name: rows for name, rows in extra.items() if rows is not None}, **joined}
         sizes = [len(batch.x), *map(len, joined.values())]
         x = torch.cat([batch.x, *joined.values()]) if joined else batch.x
         output, *others = _split(self._composition.forward(self._net, params, x, self._view), sizes)
         rows = dict(zip(joined, others, strict=True))
-        logits = output.logits
+        logits = self._composition.method.logits(output.logits, _part_view(self._view, _METHOD))
         for _, addon, view in parts:
             logits = addon.logits(logits, view)
         total = batch.mean(_task_losses(logits, batch))
@@ -299,8 +316,18 @@ def build(label: str, block: MethodBlock) -> Composition:
     problems: list[Problem] = []
     addons: dict[str, Addon] = {}
     method = Method()
+    presets: dict[str, str] = {}
+    train: dict[str, Any] = {}
+
+    def made(cls: type[Part], settings: Mapping[str, Any], path: tuple[str, ...], part: str) -> Part:
+        own, own_train, preset = discovery.with_preset(cls, settings, path)
+        train.update(own_train)
+        if preset is not None:
+            presets[part] = preset
+        return discovery.build(cls, own, path)
+
     try:
-        method = discovery.build(discovery.method_class(name), block.settings, path)
+        method = made(discovery.method_class(name), block.settings, path, _METHOD)
     except ConfigError as error:
         problems += error.problems
     for addon, settings in block.add.items():
@@ -309,12 +336,12 @@ def build(label: str, block: MethodBlock) -> Composition:
             problems.append(Problem(where, f"'{addon}' does not exist" + nearest(addon, discovery.addon_names())))
             continue
         try:
-            addons[addon] = discovery.build(discovery.addon_class(addon), settings, where)
+            addons[addon] = made(discovery.addon_class(addon), settings, where, addon)
         except ConfigError as error:
             problems += error.problems
     if problems:
         raise ConfigError(problems)
-    return Composition(name, method, addons)
+    return Composition(name, method, addons, presets, train)
 
 
 def build_all(config: Config) -> dict[str, tuple[Composition, Train]]:
@@ -329,7 +356,8 @@ def build_all(config: Config) -> dict[str, tuple[Composition, Train]]:
     problems: list[Problem] = []
     for label, block in config.methods.items():
         try:
-            built[label] = (build(label, block), train_for(config, label))
+            composition = build(label, block)
+            built[label] = (composition, train_for(config, label, composition.preset_train))
         except ConfigError as error:
             problems += error.problems
     if problems:

@@ -48,6 +48,28 @@ def source_file(part: type[Method] | type[Addon]) -> Path:
     return Path(str(module.__file__))
 
 
+def with_preset(
+    cls: type[Part], settings: Mapping[str, Any], path: tuple[str | int, ...]
+) -> tuple[dict[str, Any], dict[str, Any], str | None]:
+    """Return the settings over those of the preset they name, what that preset sets of ``train``, and its name.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such preset.
+    """
+    own = dict(settings)
+    name = own.pop("preset", None)
+    if name is None:
+        return own, {}, None
+    if name not in cls.presets:
+        message = f"'{name}' is no preset" + nearest(str(name), cls.presets)
+        raise ConfigError([Problem((*path, "preset"), message)])
+    preset = dict(cls.presets[name])
+    train = dict(preset.pop("train", {}))
+    return {**preset, **own}, train, name
+
+
 def build(cls: type[Part], settings: Mapping[str, Any], path: tuple[str | int, ...]) -> Part:
     """Build a method or add-on from its hyper-parameters.
 

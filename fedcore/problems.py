@@ -13,6 +13,8 @@ from pydantic import BaseModel
 
 Path = tuple[str | int, ...]
 
+_DISCRIMINATORS = ("name", "scheme", "generator")  # the keys by which a section says which of several it is
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -107,4 +109,4 @@ def _members(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _tag(model: type[BaseModel], part: str | int) -> bool:
-    return any(part in typing.get_args(f.annotation) for n, f in model.model_fields.items() if n in ("name", "scheme"))
+    return any(part in typing.get_args(f.annotation) for n, f in model.model_fields.items() if n in _DISCRIMINATORS)

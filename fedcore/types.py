@@ -91,7 +91,7 @@ class View(NamedTuple):
     info: ClientInfo
     num_steps: Tensor  # [] local steps this client takes this round, over all phases
     mass: Tensor  # [] sum of the steps' learning rates, momentum included: lr * num_steps for plain SGD
-    lr: float
+    lr: float | Tensor  # this client's learning rate; [] where clients of a block have different ones
     round: int  # 0, 1, ...; negative in a set-up round
     phase: str
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from fedcore.config import Config, ConfigError, Problem, validate
+
+if TYPE_CHECKING:
+    from fedcore import config as settings
+    from fedcore.data.dataset import Dataset
 
 
 class ParametersError(ValueError):
@@ -37,6 +42,36 @@ def explain(problems: Iterable[Problem], path: Path | str = "params.yaml", docum
     if document is None:
         document = _load(Path(path))
     return "\n".join(f"{path}:{_line(document, problem.path)}: {problem}" for problem in problems)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Give a `ConfigError` raised inside the block its file and lines."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ParametersError(explain(error.problems)) from None
+
+
+def read_source(section: settings.Dataset, *where: str) -> Dataset:
+    """Read the data set of a section that stands somewhere else than ``dataset``, at the keys `where`.
+
+    Raises
+    ------
+    ParametersError
+        When files are missing; its lines name the keys at `where`.
+    """
+    from fedcore.data import sources
+
+    def moved(problem: Problem) -> Problem:
+        path = (*where, *problem.path[1:]) if problem.path[:1] == ("dataset",) else problem.path
+        return Problem(path, problem.message.replace("dataset.", f"{'.'.join(where)}."))
+
+    with explained():
+        try:
+            return sources.read(section, lambda done, total: print(f"decoded {done:,} of {total:,} images", flush=True))
+        except ConfigError as error:
+            raise ConfigError(map(moved, error.problems)) from None
 
 
 def run_step(main: Callable[[], None]) -> None:

@@ -52,11 +52,11 @@ def main() -> None:
 
 
 def title(table: PartitionTable) -> str:
-    """Return scheme, its main parameter, seed and the first digits of the content hash."""
+    """Return scheme, its main parameter, rotation if any, seed and the first digits of the content hash."""
     scheme = json.loads(table.scheme)
-    main_key = next((key for key in ("alpha", "path") if key in scheme), None)
-    parts = [scheme["scheme"], f"{main_key} {scheme[main_key]}" if main_key else "", f"seed {scheme['seed']}"]
-    return ", ".join(part for part in parts if part) + f" ({table.content_hash[:12]})"
+    shown = [key for key in ("alpha", "shards", "classes", "share", "path") if key in scheme]
+    shown += [key for key in ("rotation", "unseen_rotation") if scheme.get(key)] + ["seed"]
+    return ", ".join([scheme["scheme"], *(f"{key} {scheme[key]}" for key in shown)]) + f" ({table.content_hash[:12]})"
 
 
 def draw(dataset: Dataset, table: PartitionTable, counts: np.ndarray, path: Path) -> None:

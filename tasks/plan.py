@@ -53,6 +53,7 @@ def main() -> None:
                 "method": composition.name,
                 "settings": dataclasses.asdict(composition.method),
                 "add": {name: dataclasses.asdict(addon) for name, addon in composition.addons.items()},
+                "presets": dict(composition.presets),
                 "train": train.model_dump(),
                 "model": config.model.model_dump(),
                 "resources": {

@@ -21,13 +21,17 @@ def main() -> None:
 
     config = read_config()
     try:
-        dataset = sources.read(config.dataset)
+        dataset = sources.read(config.dataset, _show)
     except ConfigError as error:
         raise ParametersError(explain(error.problems)) from None
     with atomic_folder(arguments.out) as folder:
         save(dataset, folder)
     shape = " x ".join(map(str, dataset.input_shape))
     print(f"{dataset.name}: {len(dataset)} examples of shape {shape}, {dataset.num_classes} classes -> {arguments.out}")
+
+
+def _show(done: int, total: int) -> None:
+    print(f"decoded {done:,} of {total:,} images", flush=True)
 
 
 if __name__ == "__main__":

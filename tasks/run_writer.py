@@ -46,13 +46,11 @@ def _write_clients(path: Path, training: Training, progress: Progress) -> None:
 
     federation = training.federation
     count = federation.num_total
-    participations = np.zeros(count, np.int64)
-    participations[: federation.num_clients] = progress.participations
     columns: dict[str, Any] = {
         "client": np.arange(count),
         "unseen": np.arange(count) >= federation.num_clients,
         **{f"num_{split}": federation.sizes(split) for split in ("train", "val", "test")},
-        "participations": participations,
+        "participations": progress.participations,
     }
     for prefix, scores in (("", progress.last), ("selected/", progress.selected["personal"].clients)):
         for split in SPLITS:

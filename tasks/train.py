@@ -87,7 +87,7 @@ def make_training(plan: dict[str, Any], seed: int, federation: Federation) -> Tr
     data = federation.dataset
     net = models.build(model, data.input_shape, composition.num_outputs(data.num_classes), seed).to(device)
     check_training(plan["label"], composition, net, train, federation, frozenset(plan["resources"]))
-    examples = Examples(data.inputs, data.labels, data.offset, data.scale, device)
+    examples = Examples(federation.inputs(), data.labels, data.offset, data.scale, device, protected=data.protected)
     executor = make_executor(composition, net, train, examples)
     held = {name: resources.load(Path(entry["folder"]), data, device) for name, entry in plan["resources"].items()}
     return Training(composition, net, federation, train, seed, executor, examples, held)

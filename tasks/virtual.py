@@ -1,18 +1,23 @@
-"""Make the virtual data of VHL: labelled noise images, with a contact sheet."""
+"""Make the virtual data of VHL: labelled images, the same for every client, with a contact sheet."""
 
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tasks.contact_sheet import write_contact_sheet
 from tasks.files import atomic_folder, write_json
-from tasks.parameters import read_config, run_step
+from tasks.parameters import explained, read_config, read_source, run_step
 
 if TYPE_CHECKING:
     import numpy as np
 
-SAMPLES = 10  # per class on the contact sheet
+    from fedcore.config import Virtual
+    from fedcore.data.dataset import Dataset
+
+_PATIENCE = 10.0  # seconds between two lines of progress
 
 
 def main() -> None:
@@ -26,30 +31,76 @@ def main() -> None:
         if section is None:
             write_json(folder / "meta.json", {"generator": None})
             return
-        from fedcore.data import dataset, resources, virtual
+        import torch
 
-        data = dataset.load(arguments.dataset)
-        if len(data.input_shape) != 3:
-            raise ValueError(f"virtual: needs images, data set '{data.name}' has inputs of shape {data.input_shape}")
-        channels, height, width = data.input_shape
-        images, labels = virtual.noise((channels, height, width), data.num_classes, section.per_class, section.seed)
-        resources.save(folder, images, labels, section.model_dump())
-        _contact_sheet(folder / "contact.png", images, section.per_class)
+        from fedcore.data import dataset, resources
+
+        # The last bits of a convolution depend on the number of threads, and with them some pixels.
+        torch.set_num_threads(1)
+        with explained():
+            images, labels, facts = _images(section, dataset.load(arguments.dataset))
+        resources.save(folder, images, labels, {**section.model_dump(), **facts})
+        write_contact_sheet(folder / "contact.png", images, section.per_class)
     print(f"{section.generator}, seed {section.seed}: {len(images)} virtual images -> {arguments.out}")
 
 
-def _contact_sheet(path: Path, images: np.ndarray, per_class: int) -> None:
-    """Draw the first samples of every class, a row per class, enlarged to at least 32 pixels."""
-    import numpy as np
-    from PIL import Image
+def _images(section: Virtual, data: Dataset) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+    """Return images, labels, and facts for ``meta.json``."""
+    from fedcore import config as settings
+    from fedcore.config import ConfigError, Problem
+    from fedcore.data import virtual
 
-    chosen = images.reshape(-1, per_class, *images.shape[1:])[:, :SAMPLES]
-    factor = max(1, -(-32 // max(images.shape[2:])))
-    tiles = chosen.repeat(factor, axis=3).repeat(factor, axis=4)
-    framed = np.pad(tiles, ((0, 0), (0, 0), (0, 0), (1, 1), (1, 1)), constant_values=255)
-    classes, samples, channels, height, width = framed.shape
-    sheet = framed.transpose(0, 3, 1, 4, 2).reshape(classes * height, samples * width, channels)
-    Image.fromarray(sheet[..., 0] if channels == 1 else sheet[..., :3]).save(path)
+    if len(data.input_shape) != 3:
+        message = f"needs images, data set '{data.name}' has inputs of shape {data.input_shape}"
+        raise ConfigError([Problem(("virtual",), message)])
+    channels, height, width = data.input_shape
+    asked = ((channels, height, width), data.num_classes, section.per_class, section.seed)
+    progress = _Progress(section.generator)
+    match section:
+        case settings.NoiseVirtual():
+            return *virtual.noise(*asked, section.spread), {}
+        case settings.StyleganVirtual(latent=latent, mean_spread=mean_spread, spread=spread, width=layer_width):
+            return *virtual.stylegan(*asked, latent, mean_spread, spread, layer_width, progress), {}
+        case settings.CnnVirtual(latent=latent, width=layer_width):
+            steps = (section.diversity_steps, section.diversity_batch, section.diversity_lr)
+            return *virtual.cnn(*asked, latent, layer_width, *steps, progress), {}
+        case settings.ImagesVirtual(classes=classes):
+            names = _class_names(classes, data)
+            source = read_source(section.source, "virtual", "source")
+            images, labels = virtual.images(source, *asked, names)
+            chosen = virtual.chosen_classes(source, data.num_classes, section.seed, names)
+            facts = {"source_hash": source.content_hash, "chosen_classes": [source.class_names[c] for c in chosen]}
+            return images, labels, facts
+
+
+def _class_names(classes: int | list[str] | None, data: Dataset) -> list[str] | None:
+    """Return the names that `classes` gives, if it does; a number must be that of the labels."""
+    from fedcore.config import ConfigError, Problem
+
+    if isinstance(classes, int) and classes != data.num_classes:
+        message = (
+            f"{classes} virtual classes do not map to the {data.num_classes} labels of '{data.name}'."
+            f" Valid: {data.num_classes}, null, or a list of class names, one for each label"
+        )
+        raise ConfigError([Problem(("virtual", "classes"), message)])
+    return classes if isinstance(classes, list) else None
+
+
+class _Progress:
+    """Prints how far a slow generator is, and how long it may still take."""
+
+    def __init__(self, generator: str):
+        self.generator = generator
+        self.began = self.shown = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Print a line when the last one is old enough."""
+        now = time.monotonic()
+        if now - self.shown < _PATIENCE:
+            return
+        self.shown = now
+        left = (now - self.began) / done * (total - done)
+        print(f"{self.generator}: {done / total:.0%}, about {left / 60:.0f} min left", flush=True)
 
 
 if __name__ == "__main__":

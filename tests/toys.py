@@ -71,16 +71,19 @@ def net(model: Mapping[str, Any] | None = None, *, image: bool = False, classes:
 
 
 def shared_data(fed: Federation, dtype: torch.dtype = torch.float32, seed: int = 0) -> dict[str, Any]:
-    """Virtual data of 4 rows a class, and pseudo data of 11 rows with uniform soft labels."""
+    """Virtual data of 4 rows a class, and one set of pseudo data of 11 rows with uniform soft labels."""
     generator, data = stream(seed, "toy/resources"), fed.dataset
     classes, shape = data.num_classes, data.input_shape
     labels = np.repeat(np.arange(classes), 4)
     centers = generator.normal(size=(classes, *shape))
     virtual = centers[labels] + 0.3 * generator.normal(size=(len(labels), *shape))
-    pseudo = generator.normal(size=(11, *shape))
+    pseudo = generator.normal(size=(1, 11, *shape))
     return {
         "virtual": {"x": torch.from_numpy(virtual).to(dtype), "y": torch.from_numpy(labels)},
-        "pseudo": {"x": torch.from_numpy(pseudo).to(dtype), "y": torch.full((11, classes), 1 / classes, dtype=dtype)},
+        "pseudo": {
+            "x": torch.from_numpy(pseudo).to(dtype),
+            "y": torch.full((1, 11, classes), 1 / classes, dtype=dtype),
+        },
     }
 
 
@@ -92,11 +95,13 @@ def training(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     resources: dict[str, Any] | None = None,
+    protected: np.ndarray | None = None,
     **train: Any,
 ) -> Training:
     """A training on the toy federation; `train` overrides three rounds of one epoch, batch 8, rate 0.1.
 
-    `resources` are by default those of `shared_data`.
+    `resources` are by default those of `shared_data`; `protected` [n, 2] tells which of the first two values of a row
+    are above their mean.
     """
     fed = fed or federation()
     section = Train(**{"rounds": 3, "batch_size": 8, "lr": 0.1, "executor": "serial", "device": "cpu", **train})
@@ -105,7 +110,10 @@ def training(
     if model is None:
         model = net(classes=composed.num_outputs(data.num_classes))
     built = model.to(CPU, dtype)
-    examples = Examples(data.inputs, data.labels, data.offset, data.scale, CPU, dtype)
+    if protected is None:
+        values = data.inputs.reshape(len(data.inputs), -1)[:, :2]
+        protected = (values > values.mean(0)).astype(np.uint8)
+    examples = Examples(data.inputs, data.labels, data.offset, data.scale, CPU, dtype, protected)
     executor = make_executor(composed, built, section, examples)
     return Training(composed, built, fed, section, seed, executor, examples, resources or shared_data(fed, dtype))
 

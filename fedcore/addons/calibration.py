@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -36,6 +37,7 @@ class Calibration(Addon):
     counts : {"local", "global"}
         Whose counts: the client's (the paper), or all clients' summed.
 
+    Presets     ``paper`` has the loss as it is printed, and the training section the paper states (5 epochs are ours).
     Costs       none; global counts are sent once with the model.
     Differs     from the paper in the default `denominator`; evaluation uses uncalibrated logits, as there.
     Source      Zhang et al., ICML 2022, eq. 4, 5, 7. https://arxiv.org/abs/2209.00189
@@ -46,6 +48,10 @@ class Calibration(Addon):
     denominator: Literal["all", "others"] = "all"
     missing: Literal["mask", "floor", "clamp"] = "mask"
     counts: Literal["local", "global"] = "local"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "clean": {},
+        "paper": {"denominator": "others", "train": {"batch_size": 128, "lr": 0.01, "local_epochs": 5}},
+    }
 
     def init_server(self, net: Net, params: Params, population: Population) -> State:
         """Keep everybody's counts where they are asked for."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -11,11 +12,14 @@ from pydantic import Field
 from torch import Tensor
 
 from fedcore.addons.base import Addon
+from fedcore.config import Train
+from fedcore.methods.base import Phase
 from fedcore.models.net import Net
 from fedcore.trees import zeros_like
-from fedcore.types import Batch, Cohort, Output, Params, Population, State, View
+from fedcore.types import Batch, ClientInfo, Cohort, Output, Params, Population, State, View
 
 _BIAS = "dbe.bias"
+_LOOK = "look"  # the phase that sees every example once
 
 
 @dataclass(frozen=True)
@@ -36,28 +40,60 @@ class Dbe(Addon):
         mu of the paper; 1.0 takes the last batch's mean.
     prbm : bool, default True
         Whether b_i exists; False is mean regularisation alone.
+    layer : str or None
+        Where the body is split: the layer whose output is f(x); what follows it is g. None: the whole body.
+    init_mean : {"last_batch", "full_pass"}
+        A client's mean in the set-up round: the last moving mean, as in the code (the last batch's with ``momentum``
+        1); or over all its examples under the trained weights, in evaluation mode, as in the paper's text.
+    noise, noise_std : float, >= 0, default 0.0, 1.0
+        q and s: every client changes its set-up mean by e ~ N(0, s^2), one draw per element, before it is sent.
+    noise_form : {"add", "mix"}
+        mean + q * e, or (1 - q) * mean + q * e.
 
     State
     -----
-    server  mean [D]  m_bar, constant after the set-up round
-    client  mean [D]  m, scratch of a round
+    server  mean [D]   m_bar, constant after the set-up round
+    client  mean [D]   m, scratch of a round
+            total [D]  sum over the examples so far, scratch of the set-up round (``full_pass``)
+            noise [D]  e (``noise`` above 0)
 
     Costs       D scalars each way once, then as the method below it; D scalars per client in the store.
     Differs     from the released code: nothing in the default setting (its running means are not bias-corrected,
                 only the current batch carries gradient, all as here). b_i gets no weight decay there; here it follows
-                the training section's.
+                the training section's. It drops a last batch that is not full, as preset ``paper`` does.
     Source      Zhang et al., NeurIPS 2023, eq. 5-8. https://arxiv.org/abs/2311.14975
     """
 
     kappa: Annotated[float, Field(ge=0)] = 50.0
     momentum: Annotated[float, Field(ge=0, le=1)] = 1.0
     prbm: bool = True
+    layer: str | None = None
+    init_mean: Literal["last_batch", "full_pass"] = "last_batch"
+    noise: Annotated[float, Field(ge=0)] = 0.0
+    noise_std: Annotated[float, Field(ge=0)] = 1.0
+    noise_form: Literal["add", "mix"] = "add"
     setup_rounds: ClassVar[int] = 1
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "clean": {},
+        "paper": {"train": {"last_batch": "drop", "batch_size": 10, "lr": 0.005}},
+    }
+
+    @property
+    def place(self) -> str | None:
+        """Look at f(x)."""
+        return self.layer
+
+    def check(self, net: Net, train: Train) -> None:
+        """Refuse a layer the model does not have."""
+        net.check_layer(self.layer)
+
+    def setup_phases(self, train: Train) -> tuple[Phase, ...]:
+        """Look at every example once."""
+        return (Phase(_LOOK, epochs=1),) if self.init_mean == "full_pass" else ()
 
     def extra_params(self, net: Net, generator: np.random.Generator) -> Params:
         """Bring b_i, at zero."""
-        like = next(iter(net.initial_params.values()))
-        return {_BIAS: torch.zeros(net.feature_dim, dtype=like.dtype, device=like.device)} if self.prbm else {}
+        return {_BIAS: self._zeros(net, net.initial_params)} if self.prbm else {}
 
     def is_shared(self, net: Net, name: str) -> bool:
         """Keep b_i with the client."""
@@ -73,7 +109,17 @@ class Dbe(Addon):
 
     def init_client(self, net: Net, params: Params) -> State:
         """Start the moving mean at zero."""
-        return {"mean": self._zeros(net, params)}
+        names = ["mean"] + ["total"] * (self.init_mean == "full_pass") + ["noise"] * (self.noise > 0)
+        return {name: self._zeros(net, params) for name in names}
+
+    def draws(
+        self, net: Net, generator: np.random.Generator, steps: int, batch_size: int, info: ClientInfo
+    ) -> dict[str, Any]:
+        """Draw e once for all steps."""
+        if not self.noise:
+            return {}
+        drawn = generator.normal(0.0, self.noise_std, net.layer_shape(self.layer))
+        return {"dbe.noise": np.broadcast_to(drawn, (steps, *drawn.shape))}
 
     def start(self, net: Net, params: Params, state: State, view: View) -> State:
         """Forget the last round's moving mean."""
@@ -89,15 +135,28 @@ class Dbe(Addon):
         self, net: Net, params: Params, state: State, batch: Batch, output: Output, rows: Output | None, view: View
     ) -> tuple[Tensor | float, State]:
         """Move the mean; pull it to the consensus."""
-        mean = (1 - self.momentum) * state["mean"] + self.momentum * batch.mean(output.features)
-        term: Tensor | float = 0.0
-        if view.round >= 0 and self.kappa:
-            term = self.kappa * (0.5 * (mean - view.server["mean"]) ** 2).mean()
-        return term, {"mean": mean.detach()}
+        new = dict(state)
+        if self.noise:
+            new["noise"] = batch.draws["dbe.noise"]
+        batch_mean = batch.mean(output.features)
+        if view.phase == _LOOK:
+            new["total"] = state["total"] + batch_mean.detach() * batch.mask.sum()
+            return 0.0, new
+        mean = (1 - self.momentum) * state["mean"] + self.momentum * batch_mean
+        new["mean"] = mean.detach()
+        if view.round < 0 or not self.kappa:
+            return 0.0, new
+        return self.kappa * (0.5 * (mean - view.server["mean"]) ** 2).mean(), new
 
     def finish(self, params: Params, state: State, view: View) -> tuple[State, State]:
-        """Send the final mean of the set-up round."""
-        return ({"mean": state["mean"]} if view.round < 0 else {}), state
+        """Send the client's mean of the set-up round."""
+        if view.round >= 0:
+            return {}, state
+        mean = state["total"] / view.info.num_examples if self.init_mean == "full_pass" else state["mean"]
+        if self.noise:
+            kept = 1.0 if self.noise_form == "add" else 1.0 - self.noise
+            mean = kept * mean + self.noise * state["noise"]
+        return {"mean": mean}, state
 
     def aggregate(self, server: State, mean: State, cohort: Cohort) -> State:
         """Take the consensus mean once."""
@@ -105,4 +164,4 @@ class Dbe(Addon):
 
     def _zeros(self, net: Net, params: Params) -> Tensor:
         like = next(iter(params.values()))
-        return torch.zeros(net.feature_dim, dtype=like.dtype, device=like.device)
+        return torch.zeros(net.layer_shape(self.layer), dtype=like.dtype, device=like.device)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from math import prod
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.func import grad
 
 from fedcore.addons.base import Addon
 from fedcore.addons.parts import supcon
+from fedcore.config import Train
 from fedcore.models.net import Net
-from fedcore.types import Batch, ClientInfo, Output, Params, State, View, cross_entropy
+from fedcore.types import Batch, ClientInfo, Output, Params, Population, State, View, cross_entropy
 
 
 @dataclass(frozen=True)
@@ -32,20 +36,30 @@ class Vhl(Addon):
     temperature : float, > 0, default 0.07
     virtual_batch : int or None, >= 0
         Virtual rows per step; None: as many as natural ones. With 0 only the head and natural contrast are left.
-    variant : {"full", "naive"}
-        "naive" is the two cross-entropies alone, whatever `contrast` and `contrast_virtual`.
+    layer : str or None
+        Whose output, flattened, h is; None: the whole body's.
+    variant : {"full", "naive", "vfa", "vftl"}
+        "naive": the two cross-entropies alone. "vfa" (virtual feature alignment): no virtual rows and C outputs; all
+        share one random feature per class, a_c ~ U[0, 1], and each step adds SC([h; e], [y; c]) over floor(B / C) + 1
+        draws e ~ N(a_c, anchor_std^2) of every class. "vftl" (transfer learning): C outputs; the server trains the
+        initial model on the virtual data, puts the head's initial values back, and the method runs as it is.
+    anchor_std : float, >= 0, default 0.05
+        Of "vfa".
+    pretrain_steps, pretrain_batch, pretrain_lr : default 500, 64, 0.01
+        Of "vftl": plain SGD on the cross-entropy, rows drawn with replacement.
 
     State
     -----
-    none; every client holds resource ``virtual``: x [M, ...] model inputs, y [M] int64 in 0..V-1
+    server  anchors [C, D]  a_c, "vfa" alone. For the others every client holds the resource ``virtual``:
+                            x [M, ...] model inputs, y [M] int64 in 0..V-1
 
     Costs       the virtual data down once per client; V rows of the head each way per round; per step a forward and
-                backward pass over the virtual rows.
+                backward pass over the virtual rows. "vfa": C D scalars down per round; "vftl": nothing per round.
     Differs     from the released code: virtual rows are drawn with replacement, step by step, instead of by epochs of
                 their own; they are not augmented; the calibration acts in every local epoch (there in the first five
-                of a round, which is the same for up to five); features are the body's output (there the default,
-                with the blocks before it as options). Only the code has a term with `contrast_virtual`, not eq. 4.
-                In evaluation a virtual class as prediction is an error, as there.
+                of a round, which is the same for up to five). Only the code has a term with `contrast_virtual`, not
+                eq. 4. In evaluation a virtual class as prediction is an error, as there; ``accuracy_natural`` (over
+                the natural outputs) and ``accuracy_shifted`` (a virtual output counts as its class) come beside it.
     Source      Tang et al., ICML 2022, eq. 4 and Algorithm 1. https://arxiv.org/abs/2206.02465
     """
 
@@ -54,27 +68,93 @@ class Vhl(Addon):
     contrast_virtual: Annotated[float, Field(ge=0)] = 0.1
     temperature: Annotated[float, Field(gt=0)] = 0.07
     virtual_batch: Annotated[int, Field(ge=0)] | None = None
-    variant: Literal["full", "naive"] = "full"
+    layer: str | None = None
+    variant: Literal["full", "naive", "vfa", "vftl"] = "full"
+    anchor_std: Annotated[float, Field(ge=0)] = 0.05
+    pretrain_steps: Annotated[int, Field(ge=0)] = 500
+    pretrain_batch: Annotated[int, Field(ge=1)] = 64
+    pretrain_lr: Annotated[float, Field(gt=0)] = 0.01
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "clean": {},
+        "paper": {
+            "train": {
+                "batch_size": 128,
+                "lr": 0.01,
+                "momentum": 0.9,
+                "weight_decay": 1e-4,
+                "lr_decay": 0.992,
+                "lr_decay_by": "participation",
+                "momentum_state": "kept",
+            }
+        },
+    }
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Use virtual data."""
-        return ("virtual",)
+        """Use virtual data, except for the alignment with random features."""
+        return () if self.variant == "vfa" else ("virtual",)
+
+    @property
+    def place(self) -> str | None:
+        """Look at h."""
+        return self.layer
+
+    @property
+    def _joins(self) -> bool:
+        return self.variant in ("full", "naive")
 
     def num_outputs(self, num_classes: int) -> int:
         """Add the virtual classes."""
-        return num_classes
+        return num_classes if self._joins else 0
+
+    def check(self, net: Net, train: Train) -> None:
+        """Refuse a layer the model does not have."""
+        net.check_layer(self.layer)
+
+    def prepare(self, net: Net, params: Params, resources: State, generator: np.random.Generator) -> Params:
+        """Train the body on the virtual data ("vftl")."""
+        if self.variant != "vftl":
+            return params
+        inputs, labels = resources["virtual"]["x"], resources["virtual"]["y"]
+        draws = generator.integers(0, len(labels), (self.pretrain_steps, self.pretrain_batch))
+        trained = {n: params[n] for n in net.initial_params}
+
+        def loss(leaves: Params, x: Tensor, y: Tensor) -> Tensor:
+            bound = net.bind(net.initial_buffers, training=True)
+            return cross_entropy(bound.classify(leaves, bound.features(leaves, x)), y).mean()
+
+        for drawn in draws:
+            rows = labels.new_tensor(drawn)
+            slopes = grad(loss)(trained, inputs[rows], labels[rows])
+            trained = {n: p - self.pretrain_lr * slopes[n] for n, p in trained.items()}
+        return {**params, **{n: p for n, p in trained.items() if not n.startswith("head.")}}
+
+    def init_server(self, net: Net, params: Params, population: Population) -> State:
+        """Draw a_c ("vfa")."""
+        if self.variant != "vfa":
+            return {}
+        shape = (len(population.class_counts), prod(net.layer_shape(self.layer)))
+        return {"anchors": population.class_counts.new_tensor(population.generator.random(shape))}
+
+    def broadcast(self, server: State) -> State:
+        """Send a_c."""
+        return server
 
     def draws(
         self, net: Net, generator: np.random.Generator, steps: int, batch_size: int, info: ClientInfo
     ) -> dict[str, Any]:
-        """Draw row numbers; the hooks take them modulo the number of virtual rows."""
+        """Draw row numbers, which the hooks take modulo the number of virtual rows; or noise around every a_c."""
+        if self.variant == "vftl":
+            return {}
+        if self.variant == "vfa":
+            classes, width = len(info.class_counts), prod(net.layer_shape(self.layer))
+            return {"vhl.noise": generator.standard_normal((steps, batch_size // classes + 1, classes, width))}
         size = batch_size if self.virtual_batch is None else self.virtual_batch
         return {"vhl.rows": generator.integers(0, 2**62, (steps, size))}
 
     def rows(self, batch: Batch, view: View) -> Tensor | None:
         """Return the virtual inputs of this step."""
-        if self.virtual_batch == 0:
+        if not self._joins or self.virtual_batch == 0:
             return None
         inputs: Tensor = view.resources["virtual"]["x"][_index(batch, view)]
         return inputs
@@ -83,22 +163,44 @@ class Vhl(Addon):
         self, net: Net, params: Params, state: State, batch: Batch, output: Output, rows: Output | None, view: View
     ) -> tuple[Tensor | float, State]:
         """Add the virtual cross-entropy and the contrasts."""
+        if self.variant == "vftl":
+            return 0.0, state
+        own = output.features.flatten(1)
+        if self.variant == "vfa":
+            anchors = view.server["anchors"]
+            drawn = (anchors + self.anchor_std * batch.draws["vhl.noise"]).flatten(0, 1)
+            return self._calibration(
+                own, batch, drawn, torch.arange(len(drawn), device=drawn.device) % len(anchors)
+            ), state
         contrasts = self.variant == "full"
+        if rows is None:
+            return (self._calibration(own, batch, own[:0].detach(), batch.y[:0]) if contrasts else 0.0), state
+        virtual, shared = view.resources["virtual"]["y"][_index(batch, view)], rows.features.flatten(1)
         term: Tensor | float = 0.0
-        features, labels, mask = [output.features], [batch.y], [batch.mask]
-        if rows is not None:
-            virtual = view.resources["virtual"]["y"][_index(batch, view)]
+        if self.alpha:
+            num_classes = view.info.class_counts.shape[-1]
+            term = self.alpha * cross_entropy(rows.logits, num_classes + virtual).mean()
+        if contrasts and self.contrast_virtual:
             ones = torch.ones_like(virtual, dtype=batch.mask.dtype)
-            features, labels, mask = [*features, rows.features.detach()], [*labels, virtual], [*mask, ones]
-            if self.alpha:
-                num_classes = view.info.class_counts.shape[-1]
-                term = term + self.alpha * cross_entropy(rows.logits, num_classes + virtual).mean()
-            if contrasts and self.contrast_virtual:
-                term = term + self.contrast_virtual * supcon(rows.features, virtual, ones, self.temperature)
-        if contrasts and self.contrast:
-            joined = supcon(torch.cat(features), torch.cat(labels), torch.cat(mask), self.temperature)
-            term = term + self.contrast * joined
+            term = term + self.contrast_virtual * supcon(shared, virtual, ones, self.temperature)
+        if contrasts:
+            term = term + self._calibration(own, batch, shared.detach(), virtual)
         return term, state
+
+    def _calibration(self, own: Tensor, batch: Batch, others: Tensor, labels: Tensor) -> Tensor | float:
+        if not self.contrast:
+            return 0.0
+        mask = torch.cat([batch.mask, torch.ones_like(labels, dtype=batch.mask.dtype)])
+        joined = supcon(torch.cat([own, others]), torch.cat([batch.y, labels]), mask, self.temperature)
+        return self.contrast * joined
+
+    def predictions(self, logits: Tensor, num_classes: int) -> dict[str, Tensor]:
+        """Read the natural outputs alone, and virtual outputs as their natural class."""
+        if not self._joins:
+            return {}
+        chosen = logits.argmax(1)
+        shifted = torch.where(chosen >= num_classes, chosen - num_classes, chosen)
+        return {"natural": logits[:, :num_classes].argmax(1), "shifted": shifted}
 
 
 def _index(batch: Batch, view: View) -> Tensor:

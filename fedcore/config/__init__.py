@@ -12,48 +12,98 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from fedcore.config.dataset import Dataset, DigitsData, MnistData, SyntheticData
-from fedcore.config.model import BatchNormPolicy, Cnn, Mlp, Model, SoftmaxRegression
+from fedcore.config.dataset import (
+    AdultData,
+    Cifar10Data,
+    Cifar100Data,
+    Dataset,
+    DigitsData,
+    ImageFolderData,
+    MnistData,
+    Normalise,
+    ParquetData,
+    SyntheticData,
+    TinyImagenetData,
+)
+from fedcore.config.model import BatchNormPolicy, Cnn, GroupCnn, LeNet, Mlp, Model, SoftmaxRegression
 from fedcore.config.partition import (
+    DirClientPartition,
     DirichletPartition,
+    DominantPartition,
     FilePartition,
     IidPartition,
+    KClassesPartition,
+    LgShardsPartition,
     NaturalPartition,
     Partition,
+    PathologicalPartition,
+    ShardsPartition,
     Splits,
+    valid_schemes,
 )
-from fedcore.config.resources import Pseudo, Virtual
+from fedcore.config.resources import (
+    CnnVirtual,
+    ImagesVirtual,
+    MixturePseudo,
+    NoiseVirtual,
+    Pseudo,
+    RsmPseudo,
+    StyleganVirtual,
+    Virtual,
+)
 from fedcore.config.sections import Label, Section
 from fedcore.config.train import Compare, MethodBlock, Train
 from fedcore.problems import ConfigError, Path, Problem, explain, nearest
 
 __all__ = [
+    "AdultData",
     "BatchNormPolicy",
+    "Cifar10Data",
+    "Cifar100Data",
     "Cnn",
+    "CnnVirtual",
     "Compare",
     "Config",
     "ConfigError",
     "Dataset",
     "DigitsData",
+    "DirClientPartition",
     "DirichletPartition",
+    "DominantPartition",
     "FilePartition",
+    "GroupCnn",
     "IidPartition",
+    "ImageFolderData",
+    "ImagesVirtual",
+    "KClassesPartition",
+    "LeNet",
+    "LgShardsPartition",
     "MethodBlock",
+    "MixturePseudo",
     "Mlp",
     "MnistData",
     "Model",
     "NaturalPartition",
+    "NoiseVirtual",
+    "Normalise",
+    "ParquetData",
     "Partition",
+    "PathologicalPartition",
     "Problem",
     "Pseudo",
+    "RsmPseudo",
     "Section",
+    "ShardsPartition",
     "SoftmaxRegression",
     "Splits",
+    "StyleganVirtual",
     "SyntheticData",
+    "TinyImagenetData",
     "Train",
     "Virtual",
     "nearest",
     "train_for",
+    "valid_schemes",
     "validate",
     "validate_section",
 ]
@@ -79,28 +129,40 @@ class Config(Section):
                 f"compare.baseline '{self.compare.baseline}' is not one of the methods"
                 + nearest(self.compare.baseline, self.methods)
             )
-        if self.partition.scheme == "natural" and self.dataset.name != "synthetic":
+        if self.partition.by_client and self.dataset.name != "synthetic":
             raise ValueError(
                 f"partition.scheme 'natural' needs a data set with clients of its own; '{self.dataset.name}' has none."
-                " Valid: dirichlet, file, iid"
+                f" Valid: {valid_schemes(own_clients=False)}"
             )
-        if self.dataset.name == "synthetic" and self.partition.scheme == "dirichlet":
+        if self.partition.by_label and self.dataset.name == "synthetic":
             raise ValueError(
-                "partition.scheme 'dirichlet' would mix the clients of 'synthetic'. Valid: file, iid, natural"
+                f"partition.scheme '{self.partition.scheme}' would mix the clients of 'synthetic'."
+                f" Valid: {valid_schemes(own_clients=True)}"
             )
-        if self.virtual is not None and self.dataset.name == "synthetic":
-            raise ValueError("virtual data are images; 'synthetic' has 60 features. Valid: null")
-        if self.model.name == "cnn" and self.dataset.name == "synthetic":
+        if isinstance(self.partition, Splits) and self.partition.rotates and not self.dataset.is_image:
             raise ValueError(
-                "model.name 'cnn' needs images; 'synthetic' has 60 features. Valid: mlp, softmax_regression"
+                f"partition.rotation turns images; '{self.dataset.name}' has feature vectors."
+                " Valid: rotation 0 and unseen_rotation null"
+            )
+        if self.virtual is not None and not self.dataset.is_image:
+            raise ValueError(f"virtual data are images; '{self.dataset.name}' has feature vectors. Valid: null")
+        if isinstance(self.pseudo, MixturePseudo) and self.pseudo.proxy.is_image != self.dataset.is_image:
+            kinds = {True: "images", False: "feature vectors"}
+            raise ValueError(
+                f"pseudo.proxy '{self.pseudo.proxy.name}' has {kinds[self.pseudo.proxy.is_image]},"
+                f" dataset '{self.dataset.name}' {kinds[self.dataset.is_image]}; they need one shape"
+            )
+        if self.model.needs_images and not self.dataset.is_image:
+            raise ValueError(
+                f"model.name '{self.model.name}' needs images; '{self.dataset.name}' has feature vectors."
+                " Valid: mlp, softmax_regression"
             )
         return self
 
 
-def train_for(config: Config, label: str) -> Train:
-    """Return the training section of one method: ``train`` with the method's own overrides."""
-    override = config.methods[label].train
-    merged = {**config.train.model_dump(), **override}
+def train_for(config: Config, label: str, preset: Mapping[str, Any] | None = None) -> Train:
+    """Return the training section of one method: ``train``, over it what presets set, over that its own overrides."""
+    merged = {**config.train.model_dump(), **(preset or {}), **config.methods[label].train}
     return typing.cast(Train, validate_section(Train, merged, ("methods", label, "train")))
 
 

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedcore.config.sections import Count, Fraction, Positive, Section, Seed
 
+Degrees = Annotated[float, Field(ge=-360, le=360)]
+
 
 class Splits(Section):
-    """How each client's examples are split; part of every partition scheme."""
+    """How each client's examples are split, and how far its images are turned; part of every partition scheme."""
+
+    by_label: ClassVar[bool] = False  # deals rows by their label alone, so it would mix a data set's own clients
+    by_client: ClassVar[bool] = False  # takes the data set's own clients
 
     test: Annotated[float, Field(gt=0, lt=1)] = 0.25  # share of a client's examples held out for testing
     validation: Fraction = 0.1  # share of the remaining examples held out for selection
     unseen_clients: Annotated[int, Field(ge=0)] = 0  # the last so many clients never take part in training
+    rotation: Degrees = 0.0  # degrees: client i's images are turned by i times this, counter-clockwise
+    unseen_rotation: Degrees | None = None  # degrees, the same for every unseen client; null: as the other clients
     seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _check_unseen(self) -> Self:
+        if self.unseen_rotation is not None and self.unseen_clients == 0:
+            raise ValueError("unseen_rotation turns the images of unseen clients; set unseen_clients to at least 1")
+        return self
+
+    @property
+    def rotates(self) -> bool:
+        """Whether any client's images may be turned."""
+        return self.rotation != 0 or bool(self.unseen_rotation)
 
 
 class IidPartition(Splits):
@@ -25,25 +43,89 @@ class IidPartition(Splits):
     clients: Count = 20
 
 
-class DirichletPartition(Splits):
+class LabelSkew(Splits):
+    """Base of the schemes that deal rows by label."""
+
+    by_label: ClassVar[bool] = True
+
+    clients: Count = 20
+
+
+class DirichletPartition(LabelSkew):
     """Label skew: every class is cut by shares drawn from a symmetric Dirichlet distribution over clients."""
 
     scheme: Literal["dirichlet"]
     alpha: Positive = 0.1
-    clients: Count = 20
     min_examples: Count = 10  # floor on a client's examples, all splits together
     max_redraws: Count = 1000
 
 
+class DirClientPartition(LabelSkew):
+    """Label skew of FedBR: every client draws its class shares from a Dirichlet distribution; all are equally large.
+
+    With ``prior: remaining`` the concentration of class k is alpha times the share of k among the rows not yet dealt,
+    so alpha 0.1 is about 0.01 per class of ten: nearly one class per client. ``ones``: alpha for every class.
+    """
+
+    scheme: Literal["dir_client"]
+    alpha: Positive = 0.1
+    prior: Literal["remaining", "ones"] = "remaining"
+
+
+class ShardsPartition(LabelSkew):
+    """Label skew Q(shards) of FedLC: rows sorted by label, cut into clients * shards equal sets, `shards` a client."""
+
+    scheme: Literal["shards"]
+    shards: Count = 2
+
+
+class KClassesPartition(LabelSkew):
+    """Exactly `classes` classes per client: class i mod K for client i, the others at random."""
+
+    scheme: Literal["k_classes"]
+    classes: Count = 2
+
+
+class LgShardsPartition(LabelSkew):
+    """Label skew of LG-FedAvg: every class cut into shards * clients / K pieces, `shards` pieces a client."""
+
+    scheme: Literal["lg_shards"]
+    clients: Count = 100
+    shards: Count = 2
+
+
+class PathologicalPartition(LabelSkew):
+    """Label skew of PFLlib: class after class goes, in unequal pieces, to the first clients that have room."""
+
+    scheme: Literal["pathological"]
+    classes: Count = 2  # room of a client; it fills up for all when K is a multiple of it
+    min_examples: Count = 40  # a piece, but the last of its class, has at least min_examples / K rows
+
+
+class DominantPartition(LabelSkew):
+    """One main class per client, class i mod K; the rest of every class is spread over the other clients."""
+
+    scheme: Literal["dominant"]
+    share: Annotated[float, Field(gt=0, le=1)] = 0.99  # of a class's examples, for the clients whose main class it is
+
+
 class NaturalPartition(Splits):
     """The data set's own clients (for example the devices of ``synthetic``)."""
+
+    by_client: ClassVar[bool] = True
 
     scheme: Literal["natural"]
     min_examples: Count = 2
 
 
 class FilePartition(Section):
-    """An ``.npz`` with ``client`` (-1 = unused) and ``split`` (0 train, 1 test, optionally 2 validation) per row."""
+    """An ``.npz`` with ``client`` (-1 = unused) and ``split`` (0 train, 1 test, optionally 2 validation) per row.
+
+    It may hold ``rotation``, the degrees by which the images of each client are turned.
+    """
+
+    by_label: ClassVar[bool] = False
+    by_client: ClassVar[bool] = False
 
     scheme: Literal["file"]
     path: str
@@ -53,5 +135,24 @@ class FilePartition(Section):
 
 
 Partition = Annotated[
-    IidPartition | DirichletPartition | NaturalPartition | FilePartition, Field(discriminator="scheme")
+    IidPartition
+    | DirichletPartition
+    | DirClientPartition
+    | ShardsPartition
+    | KClassesPartition
+    | LgShardsPartition
+    | PathologicalPartition
+    | DominantPartition
+    | NaturalPartition
+    | FilePartition,
+    Field(discriminator="scheme"),
 ]
+
+
+def valid_schemes(*, own_clients: bool) -> str:
+    """Return the names of the schemes for a data set with, or without, clients of its own: ``file, iid, natural``."""
+    found: list[str] = []
+    for scheme in get_args(get_args(Partition)[0]):
+        if not (scheme.by_label if own_clients else scheme.by_client):
+            found += get_args(scheme.model_fields["scheme"].annotation)
+    return ", ".join(sorted(found))

@@ -23,9 +23,15 @@ class Train(Section):
     lr: Positive = 0.05
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: NonNegative = 0.0
-    lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0  # the learning rate of round r is lr * lr_decay**r
+    lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0  # the learning rate is lr * lr_decay**n
+    lr_decay_by: Literal["round", "participation"] = "round"  # n: rounds so far, or those the client took part in
+    momentum_state: Literal["fresh", "kept"] = "fresh"  # of a client, at the start of its local training
     weighting: Literal["examples", "uniform"] = "examples"  # aggregation weights
     evaluate_every: Count = 1
+    ensemble_every: Count | None = None  # rounds between scores of all clients' models together; None: never
+    # After the rounds above, the clients that were never trained on join for so many more.
+    newcomer_rounds: Annotated[int, Field(ge=0)] = 0
+    newcomer_participation: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of the other clients in each of those
     checkpoint_every: Count = 10
     executor: Literal["auto", "serial", "stacked"] = "auto"
     workers: Count = 1  # clients trained in parallel by the serial executor, one thread each

@@ -33,6 +33,9 @@ class Dataset:
         Rows before this one are the official train rows.
     clients : array [n] int32, >= 0, or None
         The set's own clients, if it has any.
+    protected : array [n, P] uint8, 0 or 1, or None
+        Attributes that must not show in a representation (race, sex), if the set has any.
+    protected_names : P strings, empty without `protected`
 
     Raises
     ------
@@ -48,9 +51,11 @@ class Dataset:
     scale: tuple[float, ...]
     num_train_rows: int
     clients: np.ndarray | None = None
+    protected: np.ndarray | None = None
+    protected_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for field in ("inputs", "labels", "clients"):
+        for field in ("inputs", "labels", "clients", "protected"):
             if getattr(self, field) is not None:
                 view = getattr(self, field).view()
                 view.flags.writeable = False
@@ -84,7 +89,7 @@ class Dataset:
 
 
 def save(dataset: Dataset, folder: Path | str) -> None:
-    """Write ``inputs.npy``, ``labels.npy``, ``clients.npy`` (if any) and ``meta.json``; same data, same bytes."""
+    """Write ``meta.json`` and an ``.npy`` per array, ``clients`` and ``protected`` if any; same data, same bytes."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for field, array in _arrays(dataset).items():
@@ -113,6 +118,8 @@ def load(folder: Path | str) -> Dataset:
             scale=tuple(meta["scale"]),
             num_train_rows=meta["num_train_rows"],
             clients=_read_array(folder / "clients.npy") if (folder / "clients.npy").exists() else None,
+            protected=_read_array(folder / "protected.npy") if "protected_names" in meta else None,
+            protected_names=tuple(meta.get("protected_names", ())),
         )
         expected = meta["content_hash"]
     except KeyError as error:
@@ -125,12 +132,12 @@ def load(folder: Path | str) -> Dataset:
 
 
 def _arrays(dataset: Dataset) -> dict[str, np.ndarray]:
-    arrays = {"inputs": dataset.inputs, "labels": dataset.labels}
-    return arrays if dataset.clients is None else {**arrays, "clients": dataset.clients}
+    fields = ("inputs", "labels", "clients", "protected")
+    return {field: array for field in fields if (array := getattr(dataset, field)) is not None}
 
 
 def _meta(dataset: Dataset) -> dict[str, Any]:
-    return {
+    meta = {
         "name": dataset.name,
         "num_classes": dataset.num_classes,
         "class_names": list(dataset.class_names),
@@ -138,6 +145,7 @@ def _meta(dataset: Dataset) -> dict[str, Any]:
         "scale": list(dataset.scale),
         "num_train_rows": dataset.num_train_rows,
     }
+    return meta if dataset.protected is None else {**meta, "protected_names": list(dataset.protected_names)}
 
 
 def _problems(dataset: Dataset) -> Iterator[str]:
@@ -161,11 +169,28 @@ def _problems(dataset: Dataset) -> Iterator[str]:
         yield f"num_train_rows must be 1..{len(inputs)}, got {dataset.num_train_rows}"
     if clients is not None and (clients.dtype != np.int32 or clients.shape != labels.shape or clients.min() < 0):
         yield f"clients must be int32 [{len(labels)}], >= 0, got {clients.dtype} {list(clients.shape)}"
+    yield from _protected_problems(dataset)
     if inputs.dtype == np.float32:
         for start in range(0, len(inputs), _CHUNK):
             finite = np.isfinite(inputs[start : start + _CHUNK]).all(axis=1)
             if not finite.all():
                 yield f"inputs in row {start + int(np.argmin(finite))} are not finite"
+
+
+def _protected_problems(dataset: Dataset) -> Iterator[str]:
+    protected, names = dataset.protected, dataset.protected_names
+    if protected is None:
+        if names:
+            yield f"protected_names {list(names)} need the array protected, [{len(dataset)}, {len(names)}] uint8"
+        return
+    if protected.dtype != np.uint8 or not names or protected.shape != (len(dataset), len(names)):
+        shape = f"[{len(dataset)}, {len(names)}]"
+        found = f"{protected.dtype} {list(protected.shape)}"
+        yield f"protected must be uint8 {shape}, a row per input and a column per protected name, got {found}"
+    elif len(set(names)) < len(names):
+        yield f"protected_names must differ, got {list(names)}"
+    for row, column in np.argwhere(protected > 1)[:1]:
+        yield f"protected value {protected[row, column]} of '{names[column]}' in row {row} is neither 0 nor 1"
 
 
 def _read_array(path: Path, mapped: bool = False) -> np.ndarray:

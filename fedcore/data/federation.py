@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedcore.data import rotation
 from fedcore.data.dataset import Dataset
 from fedcore.data.partitions import TEST, TRAIN, VALIDATION, PartitionTable
 
@@ -30,11 +31,13 @@ class Federation:
         Clients that train (ids 0..num_clients-1), clients that never do (the ids after), and both.
     num_examples : array [num_total] int64
         Train examples of each client.
+    rotation : array [num_total] float32
+        Degrees by which each client's images are turned, counter-clockwise; all 0 without that feature shift.
 
     Raises
     ------
     ValueError
-        When the partition was made for another number of rows.
+        When the partition was made for another number of rows, or turns inputs that cannot be turned.
     """
 
     def __init__(self, dataset: Dataset, table: PartitionTable):
@@ -43,7 +46,11 @@ class Federation:
                 f"the partition has {len(table.client)} rows, data set '{dataset.name}' has {len(dataset)};"
                 " run `dvc repro partition`"
             )
+        wrong = rotation.problem(table.rotation, dataset.input_shape)
+        if wrong is not None:
+            raise ValueError(f"the partition turns the images of its clients, but of data set '{dataset.name}' {wrong}")
         self.dataset = dataset
+        self.rotation = table.rotation
         self.num_clients = table.num_clients
         self.num_unseen = table.num_unseen
         self.num_total = table.num_total
@@ -66,6 +73,30 @@ class Federation:
     def sizes(self, split: Split) -> np.ndarray:
         """Return the number of examples of every client in `split`, [num_total] int64."""
         return _frozen(np.ascontiguousarray(self._sizes[:, _code(split)]))
+
+    def inputs(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return the data set's inputs as the clients see them: every row turned by its client's angle.
+
+        Without rotation and `rows` this is the data set's own array, which may lie on disk; otherwise a copy, made at
+        every call. Rows that nobody holds are not turned.
+
+        Parameters
+        ----------
+        rows : array [m] int, optional
+            The rows that are wanted, in this order; default all.
+
+        Returns
+        -------
+        array [n, ...] or [m, ...] of the data set's type
+        """
+        inputs = self.dataset.inputs if rows is None else np.asarray(self.dataset.inputs[rows])
+        return rotation.rotate_rows(inputs, self._degrees if rows is None else self._degrees[rows])
+
+    @cached_property
+    def _degrees(self) -> np.ndarray:
+        degrees = np.zeros(len(self.dataset), np.float32)
+        degrees[self._order] = np.repeat(self.rotation, self._sizes.sum(axis=1))
+        return _frozen(degrees)
 
     @cached_property
     def class_counts(self) -> np.ndarray:

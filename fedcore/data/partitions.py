@@ -9,7 +9,8 @@ import os
 import tempfile
 import zipfile
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,29 @@ from typing import Any
 import numpy as np
 
 from fedcore import config as settings
-from fedcore.config import ConfigError, DirichletPartition, FilePartition, IidPartition, NaturalPartition, Problem
-from fedcore.data import schemes, splits
+from fedcore.config import ConfigError, FilePartition, Problem, Splits
+from fedcore.data import class_schemes, rotation, schemes, splits
 from fedcore.data.dataset import Dataset
 from fedcore.data.splits import TEST, TRAIN, UNUSED, VALIDATION
 
 __all__ = ["TEST", "TRAIN", "UNUSED", "VALIDATION", "PartitionTable", "load", "make", "save"]
 
+_SCHEMES: dict[type[Splits], Callable[[Any, Dataset], np.ndarray]] = {
+    settings.IidPartition: schemes.iid,
+    settings.DirichletPartition: schemes.dirichlet,
+    settings.DirClientPartition: schemes.dir_client,
+    settings.ShardsPartition: class_schemes.shards,
+    settings.KClassesPartition: class_schemes.k_classes,
+    settings.LgShardsPartition: class_schemes.lg_shards,
+    settings.PathologicalPartition: class_schemes.pathological,
+    settings.DominantPartition: class_schemes.dominant,
+    settings.NaturalPartition: schemes.natural,
+}
+
 
 @dataclass(frozen=True, eq=False)
 class PartitionTable:
-    """Client and split of every row of a data set.
+    """Client and split of every row of a data set, and how far each client's images are turned.
 
     Parameters
     ----------
@@ -41,6 +54,8 @@ class PartitionTable:
         Clients that never train, ids num_clients..num_clients+num_unseen-1.
     scheme : str
         The partition's parameters as JSON.
+    rotation : array [num_total] float32, finite, default all 0
+        Degrees by which the images of each client are turned, counter-clockwise.
     """
 
     client: np.ndarray
@@ -48,17 +63,21 @@ class PartitionTable:
     num_clients: int
     num_unseen: int
     scheme: str
+    rotation: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
-        for field, dtype in (("client", np.int32), ("split", np.int8)):
-            array = np.array(getattr(self, field), dtype=dtype)
+        if not np.size(self.rotation):
+            object.__setattr__(self, "rotation", np.zeros(max(self.num_total, 0)))
+        for name, dtype in (("client", np.int32), ("split", np.int8), ("rotation", np.float32)):
+            array = np.array(getattr(self, name), dtype=dtype)
             array.flags.writeable = False
-            object.__setattr__(self, field, array)
+            object.__setattr__(self, name, array)
         if self.client.ndim != 1 or self.client.shape != self.split.shape:
             raise ValueError(f"partition: client {self.client.shape} and split {self.split.shape} must be equal [n]")
         if self.num_clients < 1 or self.num_unseen < 0:
             raise ValueError(f"partition: needs a client, got num_clients {self.num_clients}, unseen {self.num_unseen}")
         _check_values("partition", self.client, self.split, self.num_total)
+        _check_rotation("partition", self.rotation, self.num_total)
 
     @property
     def num_total(self) -> int:
@@ -67,10 +86,11 @@ class PartitionTable:
 
     @cached_property
     def content_hash(self) -> str:
-        """SHA-256 (64 hex digits) over the assignment, the client counts and the scheme."""
+        """SHA-256 (64 hex digits) over the assignment, the rotation, the client counts and the scheme."""
         digest = hashlib.sha256(f"{self.num_clients} {self.num_unseen} {len(self.client)} {self.scheme}".encode())
         digest.update(self.client.astype("<i4").data)
         digest.update(self.split.data)
+        digest.update(self.rotation.astype("<f4").data)
         return digest.hexdigest()
 
 
@@ -87,50 +107,53 @@ def make(config: settings.Partition, dataset: Dataset) -> PartitionTable:
     ValueError
         When a partition file is missing or wrong; names the file, the array and the row.
     """
-    given = None
-    if isinstance(config, IidPartition):
-        client = schemes.iid(config, dataset)
-    elif isinstance(config, DirichletPartition):
-        client = schemes.dirichlet(config, dataset)
-    elif isinstance(config, NaturalPartition):
-        client = schemes.natural(config, dataset)
+    if isinstance(config, FilePartition):
+        client, split, degrees = _file(config, dataset)
     else:
-        client, given = _file(config, dataset)
-    total = int(client.max()) + 1
+        client = _SCHEMES[type(config)](config, dataset)
+        total = int(client.max()) + 1
+        split = splits.assign(client, dataset.labels, total, config.test, config.validation, config.seed)
+        degrees = _rotation(config, dataset, total)
+    total = len(degrees)
     if config.unseen_clients >= total:
         message = f"{config.unseen_clients} of {total} clients unseen leaves none to train; use at most {total - 1}"
         raise ConfigError([Problem(("partition", "unseen_clients"), message)])
-    if isinstance(config, FilePartition):
-        assert given is not None
-        split = given
-        if not (split == VALIDATION).any():
-            split = splits.cut_validation(client, dataset.labels, split, total, config.validation, config.seed)
-    else:
-        split = splits.assign(client, dataset.labels, total, config.test, config.validation, config.seed)
     scheme = json.dumps(config.model_dump(mode="json"), sort_keys=True)
-    return PartitionTable(client, split, total - config.unseen_clients, config.unseen_clients, scheme)
+    return PartitionTable(client, split, total - config.unseen_clients, config.unseen_clients, scheme, degrees)
+
+
+def _rotation(config: Splits, dataset: Dataset, total: int) -> np.ndarray:
+    # Below a full turn, so that a float32 is exact enough however many clients there are.
+    degrees = np.fmod(np.arange(total) * config.rotation, 360)
+    if config.unseen_rotation is not None:
+        degrees[max(total - config.unseen_clients, 0) :] = config.unseen_rotation
+    wrong = rotation.problem(degrees, dataset.input_shape)
+    if wrong is not None:
+        key = "rotation" if config.rotation else "unseen_rotation"
+        raise ConfigError([Problem(("partition", key), f"'{dataset.name}': {wrong}. Valid: 0")])
+    return np.asarray(degrees, np.float32)
 
 
 def save(table: PartitionTable, path: Path | str) -> None:
     """Write `table` as a compressed ``.npz`` without pickle, in one step; same table, same bytes."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
-            for field, array in _stored(table).items():
+            for name, array in _stored(table).items():
                 # A fixed date and mode: the bytes must not tell when or where the file was written.
-                entry = zipfile.ZipInfo(f"{field}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+                entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
                 entry.compress_type = zipfile.ZIP_DEFLATED
                 entry.create_system = 3
                 entry.external_attr = 0o644 << 16
                 content = io.BytesIO()
                 np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)
                 archive.writestr(entry, content.getvalue())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
+        Path(unfinished).chmod(0o644)
+        Path(unfinished).replace(path)
     finally:
-        Path(name).unlink(missing_ok=True)
+        Path(unfinished).unlink(missing_ok=True)
 
 
 def load(path: Path | str) -> PartitionTable:
@@ -142,8 +165,8 @@ def load(path: Path | str) -> PartitionTable:
         One line naming the file when it is missing, broken, incomplete, or was changed after it was written.
     """
     arrays = _read_npz(Path(path))
-    fields = ("client", "split", "num_clients", "num_unseen", "scheme", "content_hash")
-    missing = [field for field in fields if field not in arrays]
+    fields = ("client", "split", "num_clients", "num_unseen", "scheme", "rotation", "content_hash")
+    missing = [name for name in fields if name not in arrays]
     if missing:
         raise ValueError(
             f"{path}: lacks {', '.join(missing)}; not made by `dvc repro partition` (see partition.scheme: file)"
@@ -155,6 +178,7 @@ def load(path: Path | str) -> PartitionTable:
             int(arrays["num_clients"]),
             int(arrays["num_unseen"]),
             str(arrays["scheme"]),
+            arrays["rotation"],
         )
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
@@ -172,20 +196,21 @@ def _stored(table: PartitionTable) -> dict[str, np.ndarray]:
         "num_clients": np.array(table.num_clients, np.int64),
         "num_unseen": np.array(table.num_unseen, np.int64),
         "scheme": np.array(table.scheme),
+        "rotation": table.rotation,
         "content_hash": np.array(table.content_hash),
     }
 
 
-def _file(config: FilePartition, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
+def _file(config: FilePartition, dataset: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     path = Path(config.path)
     arrays = _read_npz(path)
-    for field in ("client", "split"):
-        if field not in arrays:
-            raise ValueError(f"{path}: array '{field}' is missing; found {', '.join(sorted(arrays)) or 'none'}")
-        if arrays[field].dtype.kind not in "iu" or arrays[field].shape != (len(dataset),):
+    for name in ("client", "split"):
+        if name not in arrays:
+            raise ValueError(f"{path}: array '{name}' is missing; found {', '.join(sorted(arrays)) or 'none'}")
+        if arrays[name].dtype.kind not in "iu" or arrays[name].shape != (len(dataset),):
             raise ValueError(
-                f"{path}: '{field}' must hold one integer per row of '{dataset.name}' ({len(dataset)}: train rows,"
-                f" then test rows), got {arrays[field].dtype} {list(arrays[field].shape)}"
+                f"{path}: '{name}' must hold one integer per row of '{dataset.name}' ({len(dataset)}: train rows,"
+                f" then test rows), got {arrays[name].dtype} {list(arrays[name].shape)}"
             )
     client = arrays["client"].astype(np.int64)
     used = client >= 0
@@ -202,9 +227,20 @@ def _file(config: FilePartition, dataset: Dataset) -> tuple[np.ndarray, np.ndarr
     untrained = np.flatnonzero(np.bincount(client[split == TRAIN], minlength=total) == 0)
     if len(untrained):
         raise ValueError(f"{path}: client {untrained[0]} has no train row (split 0)")
+    degrees = arrays.get("rotation", np.zeros(total, np.float32))
+    if degrees.dtype.kind == "f":
+        with np.errstate(over="ignore"):  # becomes infinite, which the check names
+            degrees = degrees.astype(np.float32)
+    _check_rotation(str(path), degrees, total)
+    wrong = rotation.problem(degrees, dataset.input_shape)
+    if wrong is not None:
+        raise ValueError(f"{path}: 'rotation' cannot be applied to '{dataset.name}': {wrong}")
     if "content_hash" in arrays:
         load(path)
-    return client.astype(np.int32), split.astype(np.int8)
+    client, split = client.astype(np.int32), split.astype(np.int8)
+    if not (split == VALIDATION).any():
+        split = splits.cut_validation(client, dataset.labels, split, total, config.validation, config.seed)
+    return client, split, degrees
 
 
 def _check_values(where: str, client: np.ndarray, split: np.ndarray, num_total: int) -> None:
@@ -217,10 +253,21 @@ def _check_values(where: str, client: np.ndarray, split: np.ndarray, num_total: 
         raise ValueError(f"{where}: {message}")
 
 
+def _check_rotation(where: str, degrees: np.ndarray, num_total: int) -> None:
+    if degrees.dtype.kind not in "iuf" or degrees.shape != (num_total,):
+        raise ValueError(
+            f"{where}: 'rotation' must hold one number of degrees per client ({num_total}), got {degrees.dtype}"
+            f" {list(degrees.shape)}"
+        )
+    wrong = np.flatnonzero(~np.isfinite(degrees))
+    if len(wrong):
+        raise ValueError(f"{where}: rotation {degrees[wrong[0]]} of client {wrong[0]} is no finite number of degrees")
+
+
 def _read_npz(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {field: archive[field] for field in archive.files}
+            return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise ValueError(f"{path}: does not exist") from None
     except (OSError, EOFError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:

@@ -1,11 +1,19 @@
-"""Partition schemes: parameters and labels -> the client that holds each row."""
+"""Partition schemes by chance and by Dirichlet shares: parameters and labels -> the client that holds each row."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from fedcore import seeds
-from fedcore.config import ConfigError, DirichletPartition, IidPartition, NaturalPartition, Problem
+from fedcore.config import (
+    ConfigError,
+    DirClientPartition,
+    DirichletPartition,
+    IidPartition,
+    NaturalPartition,
+    Problem,
+    valid_schemes,
+)
 from fedcore.data.dataset import Dataset
 from fedcore.data.splits import UNUSED
 
@@ -47,7 +55,7 @@ def dirichlet(config: DirichletPartition, dataset: Dataset) -> np.ndarray:
             continue
         smallest = int(np.diff(cuts, axis=1).sum(axis=0).min())
         if smallest >= floor:
-            return _deal(cuts, dataset.labels, config.seed)
+            return deal(np.diff(cuts, axis=1), dataset.labels, config.seed)
         best = max(best, smallest)
     message = (
         f"none of {config.max_redraws} draws gave each of {clients} clients {floor} examples (closest: {best}) with"
@@ -76,12 +84,76 @@ def _dirichlet_cuts(config: DirichletPartition, class_sizes: np.ndarray, redraw:
     return cuts
 
 
-def _deal(cuts: np.ndarray, labels: np.ndarray, seed: int) -> np.ndarray:
+def dir_client(config: DirClientPartition, dataset: Dataset) -> np.ndarray:
+    """Return the client of each row [n] int32: client after client fills up with floor(n / clients) rows.
+
+    A client draws its class shares from a Dirichlet distribution, then a class at a time from these shares until it is
+    full; a class without rows left drops out and the other shares grow in proportion. The n modulo `clients` rows that
+    nobody takes are unused (-1).
+
+    Differs from the code of FedBR: the shares are drawn over the classes that have rows left, which is the same
+    distribution as dropping the others afterwards and needs no floor on their concentration (it would be 0).
+
+    References
+    ----------
+    Guo et al., ICML 2023. https://arxiv.org/abs/2205.13462
+    """
+    n = len(dataset)
+    if config.clients > n:
+        message = f"{config.clients} clients, but '{dataset.name}' has {n} examples; use at most {n} clients"
+        raise ConfigError([Problem(("partition", "clients"), message)])
+    random = seeds.stream(config.seed, "partition/dir_client")
+    left = np.bincount(dataset.labels, minlength=dataset.num_classes)
+    counts = np.zeros((dataset.num_classes, config.clients), np.int64)
+    for client in range(config.clients):
+        prior = left / left.sum() if config.prior == "remaining" else np.ones(len(left))
+        counts[:, client] = _fill(random, config.alpha * prior, left, n // config.clients)
+        left = left - counts[:, client]
+    return deal(counts, dataset.labels, config.seed)
+
+
+def _fill(random: np.random.Generator, concentration: np.ndarray, left: np.ndarray, size: int) -> np.ndarray:
+    """Return how many rows of each class [K] one client takes, `size` together and at most `left` of each."""
+    taken = np.zeros_like(left)
+    shares = np.zeros(len(left))
+    while taken.sum() < size:
+        shares[taken == left] = 0
+        if not shares.sum() > 0:
+            # Nothing drawn yet, or the shares of all classes that are left were too small for a float. Relative to each
+            # other the shares of some classes are Dirichlet again, so these are drawn anew.
+            live = taken < left
+            shares[live] = random.dirichlet(np.maximum(concentration[live], np.finfo(float).tiny))
+        drawn = random.choice(len(left), size - taken.sum(), p=shares / shares.sum())
+        taken += np.bincount(drawn[: _first_excess(drawn, left - taken)], minlength=len(left))
+    return taken
+
+
+def _first_excess(drawn: np.ndarray, left: np.ndarray) -> int:
+    """Return the position of the first class drawn more often than it has rows left; the length if there is none."""
+    excess = np.flatnonzero(np.bincount(drawn, minlength=len(left)) > left)
+    return min((int(np.flatnonzero(drawn == label)[left[label]]) for label in excess), default=len(drawn))
+
+
+def deal(counts: np.ndarray, labels: np.ndarray, seed: int) -> np.ndarray:
+    """Give each client random rows of each class.
+
+    Parameters
+    ----------
+    counts : array [K, clients] int
+        Rows of each class for each client; at most as many together as the class has.
+    labels : array [n] int
+    seed : int, >= 0
+
+    Returns
+    -------
+    array [n] int32
+        Client of each row; -1 for the rows that nobody gets.
+    """
     client = np.full(len(labels), UNUSED, np.int32)
     random = seeds.stream(seed, "partition/rows")
-    for label, cut in enumerate(cuts):
+    for label, shares in enumerate(counts):
         rows = random.permutation(np.flatnonzero(labels == label))
-        client[rows] = np.repeat(np.arange(len(cut) - 1), np.diff(cut))
+        client[rows[: shares.sum()]] = np.repeat(np.arange(len(shares)), shares)
     return client
 
 
@@ -89,7 +161,8 @@ def natural(config: NaturalPartition, dataset: Dataset) -> np.ndarray:
     """Return the set's own clients [n] int32, numbered without gaps; those below the floor are left out (-1)."""
     if dataset.clients is None:
         message = f"'natural' needs a data set with clients of its own; '{dataset.name}' has none."
-        raise ConfigError([Problem(("partition", "scheme"), f"{message} Valid: dirichlet, file, iid")])
+        valid = valid_schemes(own_clients=False)
+        raise ConfigError([Problem(("partition", "scheme"), f"{message} Valid: {valid}")])
     sizes = np.bincount(dataset.clients)
     kept = sizes >= config.min_examples
     if not kept.any():

@@ -40,6 +40,11 @@ def check_training(
             f"methods.{label}: train.last_batch 'drop' leaves client {smallest} without a batch ({sizes[smallest]}"
             f" examples, train.batch_size {train.batch_size}); use last_batch keep or wrap, or a smaller batch_size"
         )
+    if train.newcomer_rounds and not federation.num_unseen:
+        raise ValueError(
+            f"methods.{label}: train.newcomer_rounds {train.newcomer_rounds} needs clients that never trained before;"
+            " set partition.unseen_clients"
+        )
     missing = np.flatnonzero(federation.class_counts[: federation.num_clients].sum(0) == 0)
     if len(missing):
         names = ", ".join(f"'{federation.dataset.class_names[c]}'" for c in missing)
@@ -51,6 +56,11 @@ def check_training(
         raise ValueError(
             f"methods.{label}: train.last_batch 'keep' makes short batches, and batch normalisation needs full ones;"
             " use wrap or drop, or model.norm: group"
+        )
+    if composition.measures_protected and federation.dataset.protected is None:
+        raise ValueError(
+            f"methods.{label}: data set '{federation.dataset.name}' has no protected attributes for add.adversary;"
+            " use adult, or a data set of your own that names them"
         )
     for name in sorted(composition.needs - available):
         raise ValueError(f"methods.{label}: needs the section '{name}', which is missing or null in the parameters")

@@ -43,25 +43,62 @@ class Scorer:
 
     def _score(self, params: Params, buffers: Params, rows: Sequence[NDArray[np.int64]]) -> Scores:
         sizes = np.array([len(r) for r in rows], np.int64)
-        correct, loss = self._rows(params, buffers, np.concatenate(rows) if rows else np.empty(0, np.int64))
+        hits, loss = self._rows(params, buffers, np.concatenate(rows) if rows else np.empty(0, np.int64))
         owner = np.repeat(np.arange(len(rows)), sizes)
-        hits = np.bincount(owner, weights=correct, minlength=len(rows)).astype(np.int64)
-        return Scores(sizes, hits, np.bincount(owner, weights=loss, minlength=len(rows)).astype(np.float64))
+        counted = {
+            name: np.bincount(owner, weights=each, minlength=len(rows)).astype(np.int64) for name, each in hits.items()
+        }
+        losses = np.bincount(owner, weights=loss, minlength=len(rows)).astype(np.float64)
+        return Scores(sizes, counted.pop(""), losses, counted)
+
+    @torch.no_grad()
+    def probabilities(self, params: Params, buffers: Params, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the softmax over the task's classes, [len(rows), Y]."""
+        net, classes = self.net.bind(buffers, training=False), self.federation.dataset.num_classes
+        parts = [np.empty((0, classes))]
+        for begin in range(0, len(rows), _CHUNK):
+            x, _ = self.examples.gather(rows[begin : begin + _CHUNK])
+            logits = self.composition.forward(net, params, x).logits[:, :classes]
+            parts.append(torch.softmax(logits.double(), 1).cpu().numpy())
+        return np.concatenate(parts)
+
+    @torch.no_grad()
+    def protected(
+        self, params: Params, buffers: Params, rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]] | None:
+        """Return how strongly each protected attribute shows, the attributes, both [len(rows), P], and the features.
+
+        None where no add-on measures it.
+        """
+        net = self.net.bind(buffers, training=False)
+        x, _ = self.examples.gather(rows)
+        features = self.composition.forward(net, params, x).features
+        for addon in self.composition.addons.values():
+            shown = addon.protected_scores(net, params, features)
+            if shown is not None:
+                attributes = self.examples.gather_protected(rows)
+                scores, truth, seen = (t.double().cpu().numpy() for t in (shown, attributes, features))
+                return scores, truth, seen
+        return None
 
     @torch.no_grad()
     def _rows(
         self, params: Params, buffers: Params, rows: NDArray[np.int64]
-    ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-        net = self.net.bind(buffers, training=False)
-        hits, losses = [], []
+    ) -> tuple[dict[str, NDArray[np.bool_]], NDArray[np.float64]]:
+        """Return which rows every reading of the logits gets right, and the losses; "" is the largest logit."""
+        net, classes = self.net.bind(buffers, training=False), self.federation.dataset.num_classes
+        hits: dict[str, list[torch.Tensor]] = {"": []}
+        losses = []
         for begin in range(0, len(rows), _CHUNK):
             x, y = self.examples.gather(rows[begin : begin + _CHUNK])
             logits = self.composition.forward(net, params, x).logits
-            hits.append(logits.argmax(1) == y)
+            hits[""].append(logits.argmax(1) == y)
+            for name, classified in self.composition.predictions(logits, classes).items():
+                hits.setdefault(name, []).append(classified == y)
             losses.append(cross_entropy(logits, y).double())
-        if not hits:
-            return np.empty(0, bool), np.empty(0)
-        return torch.cat(hits).cpu().numpy(), torch.cat(losses).cpu().numpy()
+        if not losses:
+            return {"": np.empty(0, bool)}, np.empty(0)
+        return {n: torch.cat(h).cpu().numpy() for n, h in hits.items()}, torch.cat(losses).cpu().numpy()
 
 
 def concatenate(scores: Sequence[Scores]) -> Scores:
@@ -70,4 +107,5 @@ def concatenate(scores: Sequence[Scores]) -> Scores:
         np.concatenate([s.examples for s in scores]),
         np.concatenate([s.correct for s in scores]),
         np.concatenate([s.loss for s in scores]),
+        {name: np.concatenate([s.readings[name] for s in scores]) for name in scores[0].readings},
     )

@@ -20,6 +20,8 @@ from fedcore.models.net import Net
 from fedcore.trees import Tree, zeros_like
 from fedcore.types import Batch, ClientInfo, Params, State, View
 
+_OPTIMISER = "optimiser"  # its branch of a client's state, beside the parts'
+
 Objective = Callable[[Params], tuple[Tensor, Tree]]
 Differentiate = Callable[[Objective, Params], tuple[Params, Tensor, Tree]]  # -> gradient, loss, what else came out
 
@@ -36,13 +38,15 @@ class Job:
     info: ClientInfo
     schedules: tuple[Schedule, ...]  # one per phase
     draws: tuple[dict[str, Any], ...]  # one per phase
+    learning_steps: int  # those of the method's own phases
+    lr: float
     mass: float
     received: State  # what the server sent to this client alone
     validation: NDArray[np.int64] | None  # its validation rows, where the method uses them
 
     @property
     def num_steps(self) -> int:
-        """Local steps over all phases."""
+        """Steps over all phases."""
         return sum(schedule.steps for schedule in self.schedules)
 
 
@@ -68,7 +72,6 @@ class Assignment:
     resources: State
     shared: frozenset[str]  # names of the parameters that travel
     round: int
-    lr: float
 
 
 class LocalTraining:
@@ -79,15 +82,28 @@ class LocalTraining:
         self.net = net
         self.train = train
 
+    @property
+    def keeps_momentum(self) -> bool:
+        """Whether a client's momentum goes on in its next round."""
+        return self.train.momentum > 0 and self.train.momentum_state == "kept"
+
+    def init_client(self, params: Params) -> State:
+        """Return the state of a client that never took part."""
+        state = self.composition.init_client(self.net, params)
+        return {**state, _OPTIMISER: zeros_like(params)} if self.keeps_momentum else state
+
     def begin(self, params: Params, buffers: Params, state: State, view: View) -> Tree:
         """Return what a client carries through its steps."""
         net = self.net.bind(buffers, training=False)
+        momentum = state.get(_OPTIMISER, {})
         params, state = self.composition.start(net, params, state, view)
-        return {"params": params, "buffers": buffers, "state": state, "momentum": {}}
+        return {"params": params, "buffers": buffers, "state": state, "momentum": momentum}
 
     def enter(self, carry: Tree, phase: Phase) -> tuple[Tree, tuple[str, ...]]:
-        """Return the carry at the start of a phase, with fresh momentum, and the names that learn in it."""
+        """Return the carry at the start of a phase, with fresh or kept momentum, and the names that learn in it."""
         trained = tuple(n for n in carry["params"] if self.composition.is_trained(self.net, n, phase))
+        if self.keeps_momentum:
+            return carry, trained
         momentum = zeros_like({n: carry["params"][n] for n in trained}) if self.train.momentum else {}
         return {**carry, "momentum": momentum}, trained
 
@@ -112,7 +128,10 @@ class LocalTraining:
         """Return the upload and the state to keep."""
         params = carry["params"]
         travelling = {n: p for n, p in params.items() if n in shared}
-        return self.composition.finish(travelling, params, carry["state"], view)
+        upload, state = self.composition.finish(travelling, params, carry["state"], view)
+        if self.keeps_momentum:
+            state = {**state, _OPTIMISER: carry["momentum"]}
+        return upload, state
 
 
 class _Local:

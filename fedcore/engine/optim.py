@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from fedcore.config import Train
 from fedcore.types import Params
 
 
-def learning_rate(train: Train, round: int) -> float:
-    """Return the learning rate of a round; set-up rounds use the first round's."""
-    return float(train.lr * train.lr_decay ** max(round, 0))
+def learning_rate(train: Train, round: int, participations: int) -> float:
+    """Return a client's learning rate in a round; set-up rounds use the first round's."""
+    return float(train.lr * train.lr_decay ** (max(round, 0) if train.lr_decay_by == "round" else participations))
 
 
-def descend(params: Params, gradient: Params, momentum: Params, lr: float, train: Train) -> tuple[Params, Params]:
+def descend(
+    params: Params, gradient: Params, momentum: Params, lr: float | Tensor, train: Train
+) -> tuple[Params, Params]:
     """Return parameters and momentum after one step; leaves without a gradient stay untouched.
 
     Weight decay is part of the gradient, momentum is without dampening, as in `torch.optim.SGD`.

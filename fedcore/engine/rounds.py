@@ -14,9 +14,13 @@ import torch
 from fedcore.compose import Composition
 from fedcore.config import Train
 from fedcore.data.federation import Federation
+from fedcore.data.resources import bytes_sent
 from fedcore.engine.checkpoint import Checkpoint
+from fedcore.engine.cohorts import draw_cohort
+from fedcore.engine.ensemble import ensemble
 from fedcore.engine.evaluate import Scorer
-from fedcore.engine.local import Assignment, Examples, Job, Outcome
+from fedcore.engine.leakage import protected_metrics
+from fedcore.engine.local import Assignment, Examples, Job, LocalTraining, Outcome
 from fedcore.engine.optim import learning_rate, step_mass
 from fedcore.engine.progress import Progress, Selection, resume, save
 from fedcore.engine.schedule import schedule
@@ -82,15 +86,16 @@ class Training:
         if checkpoint:
             resume(self.progress, checkpoint, self.examples.device)
         progress = self.progress
-        tracker.start(self.train.rounds, max(progress.next_round, 0))
+        total = self.train.rounds + self.train.newcomer_rounds
+        tracker.start(total, max(progress.next_round, 0))
         saved_at = time.monotonic()
-        for round in range(progress.next_round, self.train.rounds):
+        for round in range(progress.next_round, total):
             began = time.perf_counter()
             self._restage(round)
             metrics = {"train/loss": self._train_round(round)}
             trained = time.perf_counter()
             done = round + 1
-            if round >= 0 and (done % self.train.evaluate_every == 0 or done == self.train.rounds):
+            if round >= 0 and (done % self.train.evaluate_every == 0 or self._is_last(round)):
                 metrics.update(self._evaluate(round).metrics)
                 metrics["cost/download_bytes"] = progress.download_bytes
                 metrics["cost/upload_bytes"] = progress.upload_bytes
@@ -101,7 +106,7 @@ class Training:
             progress.next_round = done
             tracker.log(done, metrics, ended - began)
             late = time.monotonic() - saved_at > _SECONDS_BETWEEN_CHECKPOINTS
-            if checkpoint and done < self.train.rounds and (late or done % self.train.checkpoint_every == 0):
+            if checkpoint and done < total and (late or done % self.train.checkpoint_every == 0):
                 save(progress, checkpoint)
                 saved_at = time.monotonic()
         return progress
@@ -138,37 +143,28 @@ class Training:
         return loss / steps
 
     def _cohort(self, round: int) -> Cohort:
-        """Draw who takes part, and their aggregation weights."""
-        total = self.federation.num_clients
-        if round < 0 or self.composition.method.trains_all:
-            clients = np.arange(total)
-        else:
-            size = max(1, int(self.train.participation * total + 0.5))
-            drawn = stream(self.seed, "participation", round).choice(total, size, replace=False)
-            clients = np.sort(drawn)
-        uniform = (self.composition.method.weighting or self.train.weighting) == "uniform"
-        weights = np.ones(len(clients)) if uniform else self.federation.num_examples[clients].astype(float)
-        shares = tuple(map(float, weights / weights.sum()))
-        generator = stream(self.seed, "server", round)
-        return Cohort(tuple(map(int, clients)), shares, total, round, generator, self.resources)
+        method = self.composition.method
+        return draw_cohort(method, self.train, self.federation, self.seed, round, self.resources)
 
     def _download_bytes(self, clients: Sequence[int]) -> int:
         """Count what a cohort receives: the same for all, each client's own, and resources the first time."""
         server, method = self.progress.server, self.composition.method
         everybody = num_bytes(server.download(self.composition))
         own = sum(num_bytes(method.download(server.state["method"], c)) for c in clients)
-        new = sum(1 for c in clients if self.progress.participations[c] == 0)
-        resources = num_bytes({name: self.resources[name] for name in self.composition.needs})
-        return everybody * len(clients) + own + resources * new
+        resources = sum(
+            bytes_sent(self.resources[name], first=self.progress.participations[c] == 0)
+            for name in self.composition.needs
+            for c in clients
+        )
+        return everybody * len(clients) + own + resources
 
     def _local(self, clients: Sequence[int], round: int, phases: tuple[Phase, ...], purpose: str) -> Iterator[Outcome]:
         server = self.progress.server
-        lr = learning_rate(self.train, round)
         sent = self.composition.broadcast(server.state)
-        assignment = Assignment(phases, sent, self.resources, frozenset(server.params), round, lr)
-        return self.executor.train((self._job(c, round, phases, lr, purpose) for c in clients), assignment)
+        assignment = Assignment(phases, sent, self.resources, frozenset(server.params), round)
+        return self.executor.train((self._job(c, round, phases, purpose) for c in clients), assignment)
 
-    def _job(self, client: int, round: int, phases: tuple[Phase, ...], lr: float, purpose: str) -> Job:
+    def _job(self, client: int, round: int, phases: tuple[Phase, ...], purpose: str) -> Job:
         rows = self.federation.rows(client, "train")
         own = self.progress.store.get(client)
         info = self._info(client)
@@ -178,7 +174,8 @@ class Training:
             for phase, s in zip(phases, schedules, strict=True)
         )
         method = self.composition.method
-        steps = sum(s.steps for s in schedules)
+        lr = learning_rate(self.train, round, int(self.progress.participations[client]))
+        steps = sum(s.steps for phase, s in zip(phases, schedules, strict=True) if phase.owner is None)
         return Job(
             client,
             rows,
@@ -188,6 +185,8 @@ class Training:
             info,
             schedules,
             draws,
+            steps,
+            lr,
             step_mass(steps, lr, self.train.momentum, self.composition.damping),
             method.download(self.progress.server.state["method"], client),
             self.federation.rows(client, "val") if method.needs_validation else None,
@@ -212,7 +211,16 @@ class Training:
             model,
             (lambda clients: self._own_models(clients, round, adapt)) if has_own or adapt else None,
             method.has_global,
+            round >= self.train.rounds,
         )
+        every = self.train.ensemble_every
+        if every and ((round + 1) % every == 0 or self._is_last(round)):
+            everybody = range(self.federation.num_clients)
+            models = self._own_models(everybody, round, adapt)
+            result.metrics.update(ensemble(self.scorer, models, everybody))
+        if self.composition.measures_protected:
+            models = self._own_models(range(self.federation.num_clients), round, adapt)
+            result.metrics.update(protected_metrics(self.scorer, models, self.seed, self._is_last(round)))
         progress.last = result.clients
         for view in ("global", "personal"):
             # Without validation examples the last round is chosen.
@@ -222,6 +230,10 @@ class Training:
                 chosen = Selection(accuracy, round, server, progress.store.copy(), result.clients)
                 progress.selected[view] = chosen
         return result
+
+    def _is_last(self, round: int) -> bool:
+        """Return whether this is the last round, of the training or of the newcomers."""
+        return round + 1 in (self.train.rounds, self.train.rounds + self.train.newcomer_rounds)
 
     def chosen_models(self) -> Iterator[Outcome]:
         """Make the clients' own models of the selected round, adapted as they were evaluated then.
@@ -247,7 +259,7 @@ class Training:
                 yield replace(outcome, params=personal(self.net, outcome.params))
             return
         for client in clients:
-            job = self._job(client, round, (), 0.0, "adapt")
+            job = self._job(client, round, (), "adapt")
             yield Outcome(client, personal(self.net, job.params), job.buffers, {}, {}, torch.zeros(()), 0)
 
     # --- state ---
@@ -281,9 +293,9 @@ class Training:
         own: Tree = {
             "params": {n: p for n, p in self.initial.items() if n not in server.params},
             "buffers": {n: b for n, b in self.net.initial_buffers.items() if n not in server.buffers},
-            "state": self.composition.init_client(self.net, self.initial),
+            "state": LocalTraining(self.composition, self.net, self.train).init_client(self.initial),
         }
-        participations = np.zeros(self.federation.num_clients, np.int64)
+        participations = np.zeros(self.federation.num_total, np.int64)
         return Progress(server, ClientStore(own), participations, -self.composition.setup_rounds)
 
     def _kept(self, outcome: Outcome) -> Tree:

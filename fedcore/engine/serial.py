@@ -68,9 +68,9 @@ class SerialExecutor:
             if held is None
             else Batch(held.x[0], held.y[0], held.mask[0], {}, protected=held.protected[0]),
             info=job.info,
-            num_steps=torch.tensor(float(job.num_steps), device=device, dtype=self.examples.dtype),
+            num_steps=torch.tensor(float(job.learning_steps), device=device, dtype=self.examples.dtype),
             mass=torch.tensor(job.mass, device=device, dtype=self.examples.dtype),
-            lr=assignment.lr,
+            lr=job.lr,
             round=assignment.round,
             phase="start",
         )

@@ -52,21 +52,22 @@ class StackedExecutor:
         training, device = self.training, self.examples.device
         params = stack([job.params for job in jobs])
         info = ClientInfo(*(torch.stack(values) for values in zip(*(job.info for job in jobs), strict=True)))
-        num_steps = torch.tensor([float(job.num_steps) for job in jobs], device=device, dtype=self.examples.dtype)
+        num_steps = torch.tensor([float(job.learning_steps) for job in jobs], device=device, dtype=self.examples.dtype)
         mass = torch.tensor([job.mass for job in jobs], device=device, dtype=self.examples.dtype)
 
         def view(phase: str, own: dict[str, Any]) -> View:
             return View(
                 server=assignment.server,
                 resources=assignment.resources,
-                lr=assignment.lr,
                 round=assignment.round,
                 phase=phase,
-                **{"validation": None, **own},
+                **{"validation": None, "lr": jobs[0].lr, **own},
             )
 
         received = stack([job.received for job in jobs])
         own = {"anchor": params, "info": info, "num_steps": num_steps, "mass": mass, "received": received}
+        if len({job.lr for job in jobs}) > 1:
+            own["lr"] = torch.tensor([job.lr for job in jobs], device=device, dtype=self.examples.dtype)
         held = validation_batch(jobs, self.examples)
         if held is not None:
             own["validation"] = held

@@ -21,7 +21,11 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    scorer: Scorer, server_model: tuple[Params, Params], client_models: ClientModels | None, has_global: bool
+    scorer: Scorer,
+    server_model: tuple[Params, Params],
+    client_models: ClientModels | None,
+    has_global: bool,
+    newcomers: bool = False,
 ) -> Evaluation:
     """Score the server's model and every client's.
 
@@ -33,6 +37,8 @@ def evaluate(
         Makes the clients' own models; None when every client uses the server's.
     has_global
         Whether the server's model is worth a view, and a model for unseen clients.
+    newcomers
+        Whether the clients that were unseen take part by now: their view is ``newcomer`` then, and their own models'.
     """
     federation = scorer.federation
     seen, unseen = range(federation.num_clients), range(federation.num_clients, federation.num_total)
@@ -47,12 +53,13 @@ def evaluate(
     if client_models is None:
         clients = pooled
     else:
-        measured = [*seen, *unseen] if has_global else [*seen]
+        measured = [*seen, *unseen] if has_global or newcomers else [*seen]
         own = [scorer.own(o.params, o.buffers, o.client) for o in client_models(measured)]
         clients = {split: concatenate([scores[split] for scores in own]) for split in SPLITS}
     for split in SPLITS:
         metrics.update(_named("personal", split, clients[split].take(slice(0, len(seen))).spread()))
-        metrics.update(_named("unseen", split, clients[split].take(slice(len(seen), None)).spread()))
+        late = clients[split].take(slice(len(seen), None)).spread()
+        metrics.update(_named("newcomer" if newcomers else "unseen", split, late))
     return Evaluation(metrics, clients)
 
 

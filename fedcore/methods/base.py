@@ -27,6 +27,10 @@ class Fit(Protocol):
         """Return the loss [] on a batch."""
         ...
 
+    def mix(self, batch: Batch) -> Batch:
+        """Return the batch as the add-ons mix it; the loss does so by itself."""
+        ...
+
     def joined(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Output, Output]:
         """Return the loss, and what the model says of the batch (mixed, where an add-on mixes) and of `rows`.
 
@@ -160,6 +164,10 @@ class Method:
     def loss(self, fit: Fit, net: Net, params: Params, state: State, batch: Batch, view: View) -> tuple[Tensor, State]:
         """Return the loss [] on one batch and the new state."""
         return fit(params, batch), state
+
+    def logits(self, logits: Tensor, view: View) -> Tensor:
+        """Return the logits [B, Y] the training loss gets, before add-ons change them; evaluation never calls this."""
+        return logits
 
     def correct(self, net: Net, gradient: Params, params: Params, state: State, view: View) -> Params:
         """Return the gradient the optimiser gets."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -43,10 +44,14 @@ class Fedbr(Method):
         False leaves P as it was drawn.
     projection : bool, default True
         False takes the cosines of the features themselves; there is no max step then.
+    mixture : int, >= 0, default 0
+        K: at every step a pseudo row is mixed with K rows of the batch, drawn uniformly: the mean of the K + 1 inputs,
+        and of their labels, the pseudo row's uniform. Goes with pseudo data of ``generator: mixture``; the paper has 1.
 
     State
     -----
-    none kept; every client holds resource ``pseudo``: x [P, ...] model inputs, y [P, Y] soft labels
+    none kept; every client holds resource ``pseudo``: x [S, P, ...] model inputs, y [S, P, Y] soft labels, S sets of
+    which round r uses set r modulo S
 
     Costs       the pseudo-data down once per client; 2 d (d + 1) scalars each way per round; per step about twice
                 FedAvg's computation and one forward pass.
@@ -54,8 +59,9 @@ class Fedbr(Method):
                 makes of the printed 2; Algorithm 1's line for the head is read with the whole loss. Pseudo rows are
                 a window at a random offset, wrapped round, so a short batch uses each at most once. The max step is
                 plain gradient ascent whatever momentum and weight decay are set, and is skipped with mu = 0. The
-                received model's features are taken in evaluation mode. The paper trains FedBR without momentum, its
-                baselines with 0.9.
+                received model's features are taken in evaluation mode, of the same rows at every step (the code keeps
+                those of the round's first step, which with `mixture` belong to other rows). The paper trains FedBR
+                without momentum, its baselines with 0.9. Preset ``paper`` is its CIFAR setting.
     Source      Guo et al., ICML 2023, eq. 2-5, Algorithm 1. https://arxiv.org/abs/2205.13462
     """
 
@@ -65,7 +71,14 @@ class Fedbr(Method):
     tau2: Annotated[float, Field(gt=0)] = 0.5
     max_step: bool = True
     projection: bool = True
+    mixture: Annotated[int, Field(ge=0)] = 0
     weighting: ClassVar[str | None] = "uniform"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "clean": {},
+        "paper": {
+            "train": {"batch_size": 32, "lr": 0.01, "momentum": 0.0, "sampling": "replacement", "local_steps": 50}
+        },
+    }
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -91,8 +104,11 @@ class Fedbr(Method):
     def draws(
         self, net: Net, generator: np.random.Generator, steps: int, batch_size: int, info: ClientInfo
     ) -> dict[str, Any]:
-        """Draw offsets into the pseudo-data; `loss` takes them modulo its size."""
-        return {"fedbr.offset": generator.integers(0, 2**62, steps)}
+        """Draw offsets into the pseudo-data, which `loss` takes modulo its size, and rows of the batch alike."""
+        drawn = {"fedbr.offset": generator.integers(0, 2**62, steps)}
+        if self.mixture:
+            drawn["fedbr.partners"] = generator.integers(0, 2**62, (steps, self.mixture, batch_size))
+        return drawn
 
     def loss(self, fit: Fit, net: Net, params: Params, state: State, batch: Batch, view: View) -> tuple[Tensor, State]:
         """Take the max step, and return the min step's loss with the new P."""
@@ -101,11 +117,14 @@ class Fedbr(Method):
             return fit(params, batch), {"projection": projection}
         pseudo = view.resources["pseudo"]
         offset = batch.draws["fedbr.offset"]
-        rows = (offset + torch.arange(len(batch.y), device=offset.device)) % len(pseudo["y"])
-        x = pseudo["x"][rows]
+        inputs, targets = (pseudo[name][view.round % len(pseudo[name])] for name in ("x", "y"))
+        rows = (offset + torch.arange(len(batch.y), device=offset.device)) % len(targets)
+        x, y = inputs[rows], targets[rows]
+        if self.mixture:
+            x, y = self._mixed(x, y, fit.mix(batch))
         total, natural, generated = fit.joined(params, batch, x)
         if self.pseudo_strength:
-            total = total + self.pseudo_strength * batch.mean(_soft_cross_entropy(generated.logits, pseudo["y"][rows]))
+            total = total + self.pseudo_strength * batch.mean(_soft_cross_entropy(generated.logits, y))
         if self.mu:
             received = net.bind(net.buffers, training=False).features(view.anchor, x).detach()
             if self.max_step and self.projection:
@@ -122,6 +141,17 @@ class Fedbr(Method):
         gradient, after = local.gradient(params, state, batch)
         new = local.descend(params, gradient)
         return {**new, **{_PREFIX + n: p for n, p in after["projection"].items()}}, state
+
+    def _mixed(self, x: Tensor, y: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the means of pseudo rows and rows of the batch, and of their labels."""
+        # Examples come before padding in a batch.
+        partners = batch.draws["fedbr.partners"][:, : len(x)] % batch.mask.sum().long()
+        labels = _one_hot(batch.y, y)
+        if batch.second:
+            others, share = batch.second
+            labels = share * labels + (1 - share) * _one_hot(others, y)
+        parts = self.mixture + 1
+        return (x + batch.x[partners].sum(0)) / parts, (y + labels[partners].sum(0)) / parts
 
     def _contrast(self, projection: Params, pseudo: Tensor, natural: Tensor, received: Tensor, batch: Batch) -> Tensor:
         anchor = _project(projection, pseudo)
@@ -140,3 +170,8 @@ def _project(projection: Params, features: Tensor) -> Tensor:
 def _soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     # Outputs that an add-on appended to the head have target zero.
     return -(targets * torch.log_softmax(logits, -1)[..., : targets.shape[-1]]).sum(-1)
+
+
+def _one_hot(labels: Tensor, like: Tensor) -> Tensor:
+    classes = torch.arange(like.shape[-1], device=like.device)
+    return (labels[:, None] == classes).type_as(like)

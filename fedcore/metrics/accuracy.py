@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,14 @@ class Scores:
     examples, correct : [m] int64
     loss : [m] float64
         Sum of the cross-entropy, in nats.
+    readings : dict of [m] int64
+        What is correct in other readings of the same logits, by name.
     """
 
     examples: NDArray[np.int64]
     correct: NDArray[np.int64]
     loss: NDArray[np.float64]
+    readings: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
 
     @property
     def accuracies(self) -> NDArray[np.float64]:
@@ -36,14 +40,16 @@ class Scores:
 
     def take(self, clients: NDArray[np.int64] | slice) -> Scores:
         """Return the scores of some clients."""
-        return Scores(self.examples[clients], self.correct[clients], self.loss[clients])
+        readings = {name: correct[clients] for name, correct in self.readings.items()}
+        return Scores(self.examples[clients], self.correct[clients], self.loss[clients], readings)
 
     def pooled(self) -> dict[str, float]:
         """Return accuracy and loss over all examples together; empty without examples."""
         total = int(self.examples.sum())
         if total == 0:
             return {}
-        return {"accuracy": int(self.correct.sum()) / total, "loss": math.fsum(self.loss) / total}
+        readings = {f"accuracy_{name}": int(correct.sum()) / total for name, correct in self.readings.items()}
+        return {"accuracy": int(self.correct.sum()) / total, **readings, "loss": math.fsum(self.loss) / total}
 
     def spread(self) -> dict[str, float]:
         """Return `pooled` and how accuracy spreads over the clients that have examples.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fedcore.config import Mlp, SoftmaxRegression
+from fedcore.config import GroupCnn, LeNet, Mlp, SoftmaxRegression
 from fedcore.config import Model as ModelConfig
-from fedcore.models.convolutional import cnn
+from fedcore.models.convolutional import cnn, group_cnn, lenet
 from fedcore.models.dense import mlp, softmax_regression
 from fedcore.models.net import Model, Net
 from fedcore.seeds import module_stream
@@ -25,4 +25,8 @@ def build(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, s
             return Net(softmax_regression(input_shape, num_classes), num_classes)
         if isinstance(config, Mlp):
             return Net(mlp(config, input_shape, num_classes), num_classes)
+        if isinstance(config, LeNet):
+            return Net(lenet(input_shape, num_classes), num_classes)
+        if isinstance(config, GroupCnn):
+            return Net(group_cnn(input_shape, num_classes), num_classes)
         return Net(cnn(config, input_shape, num_classes), num_classes, config.batch_norm)

@@ -45,6 +45,7 @@ class Model(nn.Module):
         self.head = head
         self.feature_dim = feature_dim
         self.layers = dict(layers)
+        self.input_shape = input_shape
         self.layer_shapes = _shapes(body, layers, input_shape)
 
 
@@ -85,6 +86,7 @@ class Net:
     def __init__(self, module: Model, num_classes: int, batch_norm: BatchNormPolicy = "sync"):
         self.num_classes = num_classes
         self.feature_dim = module.feature_dim
+        self.input_shape = module.input_shape
         self.layer_shapes = module.layer_shapes
         self._layers = module.layers
         self.initial_params: Params = {n: p.detach().clone() for n, p in module.named_parameters()}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from fedcore.data import dataset, partitions
 from tasks import partition, prepare
@@ -117,6 +118,23 @@ def test_an_impossible_partition_is_one_line_and_leaves_the_old_one(
     assert captured.out == ""
     assert (OUT.read_bytes(), PICTURE.read_bytes()) == before
     assert len(list(OUT.parent.iterdir())) == 2
+
+
+def test_prepare_shows_how_far_the_decoding_is(
+    step: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedcore.data.sources.pixels.PROGRESS_ROWS", 2)
+    for row in range(3):
+        Path(f"mine/{row % 2}").mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4), (row, 0, 0)).save(f"mine/{row % 2}/{row}.png")
+    change("{name: synthetic, clients: 6, alpha: 0.5, beta: 0.5}", "{name: image_folder, root: mine}")
+    step(prepare.main, "--out", "out")
+    assert capsys.readouterr().out.splitlines() == [
+        "decoded 2 of 3 images",
+        "decoded 3 of 3 images",
+        "image_folder: 3 examples of shape 3 x 4 x 4, 2 classes -> out",
+    ]
+    assert dataset.load("out").labels.tolist() == [0, 0, 1]
 
 
 def test_missing_files_are_one_line_and_leave_the_old_data_set(

@@ -10,6 +10,7 @@ from fedcore.data.dataset import Dataset, load, save
 
 IMAGES = np.arange(4 * 2 * 3 * 3, dtype=np.uint8).reshape(4, 2, 3, 3)
 LABELS = np.array([0, 2, 1, 2])
+PROTECTED = np.array([[0, 1], [1, 1], [0, 0], [1, 0]], dtype=np.uint8)
 
 
 def images(**changes: object) -> Dataset:
@@ -22,6 +23,8 @@ def images(**changes: object) -> Dataset:
         "scale": (0.125, 1 / 3),
         "num_train_rows": 3,
         "clients": np.array([0, 0, 1, 5], dtype=np.int32),
+        "protected": PROTECTED,
+        "protected_names": ("p", "q"),
     }
     return Dataset(**{**fields, **changes})
 
@@ -30,7 +33,7 @@ def test_a_saved_data_set_comes_back_whole_and_memory_mapped(tmp_path: Path) -> 
     written = images()
     save(written, tmp_path / "new" / "toy")
     read = load(tmp_path / "new" / "toy")
-    for field in ("inputs", "labels", "clients"):
+    for field in ("inputs", "labels", "clients", "protected"):
         np.testing.assert_array_equal(getattr(read, field), getattr(written, field))
         assert getattr(read, field).dtype == getattr(written, field).dtype
     assert (read.name, read.class_names, read.offset, read.scale) == (
@@ -40,6 +43,7 @@ def test_a_saved_data_set_comes_back_whole_and_memory_mapped(tmp_path: Path) -> 
         (0.125, 1 / 3),
     )
     assert (read.num_classes, read.input_shape, read.num_train_rows, len(read)) == (3, (2, 3, 3), 3, 4)
+    assert read.protected_names == ("p", "q")
     assert isinstance(read.inputs.base, np.memmap)
     assert read.content_hash == written.content_hash
 
@@ -48,6 +52,20 @@ def test_a_set_without_clients_has_no_clients_file(tmp_path: Path) -> None:
     save(images(clients=None), tmp_path)
     assert not (tmp_path / "clients.npy").exists()
     assert load(tmp_path).clients is None
+
+
+def test_a_set_without_protected_attributes_has_no_trace_of_them(tmp_path: Path) -> None:
+    save(images(protected=None, protected_names=()), tmp_path)
+    assert not (tmp_path / "protected.npy").exists()
+    assert "protected" not in (tmp_path / "meta.json").read_text()
+    assert (load(tmp_path).protected, load(tmp_path).protected_names) == (None, ())
+
+
+def test_a_lost_file_of_protected_attributes_is_noticed(tmp_path: Path) -> None:
+    save(images(), tmp_path)
+    (tmp_path / "protected.npy").unlink()
+    with pytest.raises(ValueError, match=r"protected\.npy: does not exist; run `dvc repro prepare`"):
+        load(tmp_path)
 
 
 def test_saving_twice_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -69,6 +87,9 @@ def test_saving_twice_gives_the_same_bytes(tmp_path: Path) -> None:
         {"num_train_rows": 4},
         {"clients": None},
         {"clients": np.array([0, 0, 1, 4], dtype=np.int32)},
+        {"protected": None, "protected_names": ()},
+        {"protected": PROTECTED[::-1]},
+        {"protected_names": ("p", "r")},
     ],
 )
 def test_the_content_hash_covers_everything(changes: dict) -> None:
@@ -92,12 +113,19 @@ def test_arrays_are_read_only_but_the_callers_stay_writable() -> None:
         ({"labels": LABELS[:3]}, r"labels must be int64 \[4\], one per input, got int64 \[3\]"),
         ({"labels": np.array([0, 1, 3, 0])}, r"label 3 in row 2 is outside 0\.\.2"),
         ({"labels": np.array([0, -1, 2, 0])}, r"label -1 in row 1 is outside 0\.\.2"),
-        ({"inputs": IMAGES[:0], "labels": LABELS[:0], "clients": None}, "inputs are empty"),
+        ({"inputs": IMAGES[:0], "labels": LABELS[:0], "clients": None, "protected": PROTECTED[:0]}, "inputs are empty"),
         ({"offset": (8.0,)}, r"offset must be 2 finite number\(s\), got \[8.0\]"),
         ({"scale": (1.0, float("nan"))}, r"scale must be 2 finite"),
         ({"num_train_rows": 5}, r"num_train_rows must be 1\.\.4, got 5"),
         ({"clients": np.array([0, 0, -1, 0], dtype=np.int32)}, r"clients must be int32 \[4\], >= 0"),
         ({"clients": np.array([0, 0, 1], dtype=np.int32)}, r"clients must be int32 \[4\], >= 0, got int32 \[3\]"),
+        ({"protected": PROTECTED.astype(bool)}, r"protected must be uint8 \[4, 2\], .* got bool \[4, 2\]"),
+        ({"protected": PROTECTED[:3]}, r"protected must be uint8 \[4, 2\], .* got uint8 \[3, 2\]"),
+        ({"protected": PROTECTED[:, 0]}, r"protected must be uint8 \[4, 2\], .* got uint8 \[4\]"),
+        ({"protected_names": ()}, r"protected must be uint8 \[4, 0\]"),
+        ({"protected_names": ("p", "p")}, r"protected_names must differ, got \['p', 'p'\]"),
+        ({"protected": None}, r"protected_names \['p', 'q'\] need the array protected, \[4, 2\] uint8"),
+        ({"protected": PROTECTED + PROTECTED[::-1] * 2}, "protected value 2 of 'p' in row 0 is neither 0 nor 1"),
     ],
 )
 def test_a_wrong_array_is_named(changes: dict, message: str) -> None:

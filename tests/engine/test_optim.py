@@ -26,8 +26,10 @@ def test_descend_is_torch_sgd(momentum, decay):
 
 def test_learning_rate_decays_per_round():
     section = Train(lr=0.5, lr_decay=0.9)
-    assert learning_rate(section, 0) == learning_rate(section, -1) == 0.5
-    assert learning_rate(section, 3) == pytest.approx(0.5 * 0.729)
+    assert learning_rate(section, 0, 7) == learning_rate(section, -1, 7) == 0.5
+    assert learning_rate(section, 3, 7) == pytest.approx(0.5 * 0.729)
+    own = section.model_copy(update={"lr_decay_by": "participation"})
+    assert learning_rate(own, 3, 2) == pytest.approx(0.5 * 0.81)
 
 
 def test_step_mass_closed_forms():

@@ -35,6 +35,7 @@ METHODS = {
 }
 
 ADDONS = {
+    "adversary": Case(add={"adversary": {"strength": [0.2, 0.4], "hidden": [5]}}),
     "calibration": Case(add={"calibration": {"tau": 0.5}}),
     "dbe": Case(add={"dbe": {"kappa": 2.0, "momentum": 0.5}}),
     "mixup": Case(add={"mixup": {"alpha": 1.0}}),
@@ -62,5 +63,19 @@ COMBINATIONS["ditto+mr"] = Case("ditto", {"dbe": {"kappa": 1.0, "prbm": False}},
 COMBINATIONS["vhl+calibration"] = Case(add={**ADDONS["vhl"].add, **ADDONS["calibration"].add})
 COMBINATIONS["vhl+restricted_softmax"] = Case(add={**ADDONS["vhl"].add, **ADDONS["restricted_softmax"].add})
 COMBINATIONS["fedbr+mixup"] = Case("fedbr", ADDONS["mixup"].add, METHODS["fedbr"].settings)
+
+COMBINATIONS["lg_fedavg+auxiliary"] = Case(
+    "lg_fedavg", settings={"auxiliary": "autoencode", "auxiliary_layer": "hidden1", "auxiliary_weight": 0.2}
+)
+COMBINATIONS["lg_fedavg+sequential"] = Case(
+    "lg_fedavg", settings={"auxiliary": "supervised", "auxiliary_hidden": 4, "update": "sequential"}
+)
+COMBINATIONS["lg_fedavg+adversary"] = Case(
+    "lg_fedavg", {"adversary": {"strength": 0.2, "shared": True}}, METHODS["lg_fedavg"].settings
+)
+COMBINATIONS["lg_fedavg+dbe"] = Case("lg_fedavg", ADDONS["dbe"].add, {"update": "sequential"})
+COMBINATIONS["adversary+dbe"] = Case(
+    add={"adversary": {"strength": 0.2, "objective": "confusion"}, **ADDONS["dbe"].add}
+)
 
 CASES = {**METHODS, **ADDONS, **COMBINATIONS}

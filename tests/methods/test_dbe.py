@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedcore.addons.dbe import Dbe
+from fedcore.seeds import stream
 from fedcore.types import Batch, ClientInfo, Output, View
 from tests import toys
 from tests.methods import twins
@@ -13,11 +14,11 @@ EXECUTORS = ["serial", "stacked"]
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("momentum", [1.0, 0.3])
-def test_equals_plain_loops(executor, momentum):
+@pytest.mark.parametrize(("momentum", "init_mean"), [(1.0, "last_batch"), (0.3, "last_batch"), (0.3, "full_pass")])
+def test_equals_plain_loops(executor, momentum, init_mean):
     kappa = 5.0
     work = toys.training(
-        toys.composition(add={"dbe": {"kappa": kappa, "momentum": momentum}}),
+        toys.composition(add={"dbe": {"kappa": kappa, "momentum": momentum, "init_mean": init_mean}}),
         participation=0.6,
         executor=executor,
         dtype=torch.float64,
@@ -38,6 +39,9 @@ def test_equals_plain_loops(executor, momentum):
             w = twins.leaves({n: w[n] - 0.1 * g[n] for n in w})
             b = (b - 0.1 * g["b"]).detach().requires_grad_()
             running = running.detach()
+        if consensus is None and init_mean == "full_pass":
+            inputs, _ = work.examples.gather(work.federation.rows(i, "train"))
+            running = twins.features(w, inputs).mean(0).detach()
         return {n: p.detach() for n, p in w.items()}, b.detach(), running
 
     shares = [n / sum(toys.SIZES) for n in toys.SIZES]
@@ -116,3 +120,52 @@ def test_goes_on_top_of_other_methods(method):
     )
     assert toys.distance(one.server.params, other.server.params) < 1e-9
     assert toys.distance(one.store.get(2)["params"], other.store.get(2)["params"]) < 1e-9
+
+
+@pytest.mark.parametrize("layer", ["conv1", "conv2"])
+def test_splits_the_body_at_any_layer(layer):
+    """The personal bias has the shape of the layer's output, and the split of a network changes nothing by itself."""
+    federation = toys.federation(image=True)
+    model = toys.net({"name": "cnn", "channels": [3, 4], "hidden": 5}, image=True)
+    made = {
+        e: toys.run(
+            toys.composition(add={"dbe": {"kappa": 1.0, "layer": layer, "init_mean": "full_pass"}}),
+            federation,
+            model,
+            executor=e,
+            dtype=torch.float64,
+        )
+        for e in EXECUTORS
+    }
+    bias = made["serial"].store.get(0)["params"]["dbe.bias"]
+    assert bias.shape == {"conv1": (3, 4, 4), "conv2": (4, 2, 2)}[layer]  # 8x8 images, halved by each pooling
+    assert bias.abs().max() > 0
+    assert toys.distance({"b": bias}, {"b": made["stacked"].store.get(0)["params"]["dbe.bias"]}) < 1e-9
+    off = toys.run(toys.composition(add={"dbe": {"kappa": 0.0, "prbm": False, "layer": layer}}), federation, model)
+    assert toys.equal(off.server.params, toys.run(None, federation, model).server.params)
+
+
+def test_refuses_a_layer_that_does_not_exist():
+    addon = Dbe(layer="conv3")
+    with pytest.raises(ValueError, match=r"layer: the model has no layer 'conv3'; valid: hidden1"):
+        addon.check(toys.net({"name": "mlp", "hidden": [4, 3]}), toys.training().train)
+
+
+@pytest.mark.parametrize(("form", "kept"), [("add", 1.0), ("mix", 0.2)])
+def test_noise_changes_the_means_that_are_sent(form, kept):
+    """q = .8: q e on top of the mean, or of a fifth of it."""
+    one, info = torch.tensor(1.0), ClientInfo(torch.tensor(2.0), torch.ones(3))
+    addon = Dbe(noise=0.8, noise_std=0.5, noise_form=form)
+    drawn = addon.draws(toys.net(), stream(0, "test"), 4, 8, info)["dbe.noise"]
+    assert drawn.shape == (4, 6)
+    assert (drawn == drawn[0]).all()
+    state = {"mean": torch.full((6,), 2.0), "noise": torch.tensor(drawn[0])}
+    view = View({}, {}, {}, {}, None, info, one, one, 0.1, -1, "finish")
+    upload, _ = addon.finish({}, state, view)
+    torch.testing.assert_close(upload["mean"], 2.0 * kept + 0.8 * state["noise"])
+    many = addon.draws(toys.net({"name": "mlp", "hidden": [4000]}), stream(0, "test"), 1, 8, info)["dbe.noise"]
+    assert many.std() == pytest.approx(0.5, rel=0.05)  # the standard error of s is s / sqrt(8000), 1.1 %
+    noisy, plain = (
+        toys.run(toys.composition(add={"dbe": settings})) for settings in ({"noise": 0.8, "noise_form": form}, {})
+    )
+    assert not torch.equal(noisy.server.state["dbe"]["mean"], plain.server.state["dbe"]["mean"])

@@ -34,16 +34,25 @@ def contrast(theta, pseudo, natural, received, tau1=0.5, tau2=0.5):
     return total / len(pseudo)
 
 
-def local_steps(work, start, i, round, pseudo_strength, mu, max_step, tau1, tau2):
+def local_steps(work, start, i, round, pseudo_strength, mu, max_step, tau1, tau2, mixture=0):
     """One client's round: what it uploads."""
     w, pseudo = twins.leaves(start), work.resources["pseudo"]
-    offsets = stream(work.seed, "draws/method", round, i).integers(0, 2**62, -(-toys.SIZES[i] // 8))
-    for (inputs, labels), offset in zip(twins.batches(work, i, round), offsets, strict=True):
+    steps, random = -(-toys.SIZES[i] // 8), stream(work.seed, "draws/method", round, i)
+    offsets, partners = random.integers(0, 2**62, steps), random.integers(0, 2**62, (steps, max(mixture, 1), 8))
+    for step, ((inputs, labels), offset) in enumerate(zip(twins.batches(work, i, round), offsets, strict=True)):
         model = {n: p for n, p in w.items() if not n.startswith("disc.")}
         theta = {n: p.detach().requires_grad_() for n, p in named(w, "disc.").items()}
         rows = [int((offset + b) % 11) for b in range(len(labels))]
         assert len(set(rows)) == len(rows)
-        x_p, y_p = pseudo["x"][rows], pseudo["y"][rows]
+        number = round % len(pseudo["y"])
+        x_p, y_p = pseudo["x"][number][rows], pseudo["y"][number][rows]
+        if mixture:
+            x_p, y_p = x_p.clone(), y_p.clone()
+            for b in range(len(labels)):
+                chosen = [int(partners[step, k, b] % len(labels)) for k in range(mixture)]
+                x_p[b] = torch.stack([x_p[b], *(inputs[j] for j in chosen)]).mean(0)
+                y_p[b] = torch.stack([y_p[b], *(torch.eye(3).double()[labels[j]] for j in chosen)]).mean(0)
+                assert float(y_p[b].sum()) == pytest.approx(1.0)
         frozen = twins.features(start, x_p)
         z_p, z = twins.features(model, x_p), twins.features(model, inputs)
         if theta and max_step:
@@ -65,6 +74,8 @@ CASES = {
     "component 2": {"pseudo_strength": 0.0},
     "no max step": {"max_step": False},
     "no projection": {"projection": False},
+    "mixture": {"mixture": 1},
+    "mixture of three": {"mixture": 2, "mu": 0.3},
 }
 
 
@@ -83,6 +94,41 @@ def test_equals_the_papers_algorithm(executor, case):
         models = [local_steps(work, x, i, round, **used) for i in clients]
         x = twins.mean(models, [1 / len(clients)] * len(clients))
     assert toys.distance(work.run().server.params, x) < 1e-10
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_round_r_uses_set_r_modulo_the_number_of_sets(executor):
+    generator = stream(1, "test")
+    sets = {
+        "x": torch.from_numpy(generator.normal(size=(2, 11, 5))),
+        "y": torch.from_numpy(generator.dirichlet((1.0, 1.0, 1.0), size=(2, 11))),
+    }
+    work = toys.training(toys.composition("fedbr"), executor=executor, dtype=torch.float64, resources={"pseudo": sets})
+    x = {n: p.clone() for n, p in work.initial.items()}
+    for round in range(3):
+        x = twins.mean([local_steps(work, x, i, round, 1.0, 0.5, True, 0.5, 0.5) for i in range(5)], [0.2] * 5)
+    assert toys.distance(work.run().server.params, x) < 1e-10
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_mixture_takes_what_mixup_made_of_the_batch(executor):
+    """With every share at 1 the mixed batch is the batch; otherwise pseudo rows hold mixed inputs and labels."""
+    settings = {"executor": executor, "dtype": torch.float64, "rounds": 1}
+    add = {"mixup": {"alpha": 0.4}}
+    plain = toys.run(toys.composition("fedbr", mixture=1), **settings)
+    mixed = toys.run(toys.composition("fedbr", add, mixture=1), **settings)
+    assert toys.distance(plain.server.params, mixed.server.params) > 1e-4
+    method = Fedbr(mixture=1)
+    batch = Batch(
+        torch.tensor([[2.0], [4.0]]),
+        torch.tensor([0, 1]),
+        torch.ones(2),
+        {"fedbr.partners": torch.tensor([[1, 0]])},
+        (torch.tensor([2, 1]), torch.tensor(0.75)),
+    )
+    x, y = method._mixed(torch.zeros(2, 1), torch.full((2, 3), 1 / 3), batch)
+    assert x.tolist() == [[2.0], [1.0]]
+    torch.testing.assert_close(y, torch.tensor([[1 / 6, 2 / 3, 1 / 6], [1 / 6 + 3 / 8, 1 / 6, 1 / 6 + 1 / 8]]))
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -182,7 +228,7 @@ def test_on_the_first_step_the_received_and_the_local_features_are_the_same():
     x = work.initial
     offset = stream(0, "draws/method", 0, 4).integers(0, 2**62, 1)[0]
     order = stream(0, "batches/0", 0, 4).permutation(3)
-    z_p = twins.features(x, work.resources["pseudo"]["x"][[int((offset + b) % 11) for b in range(3)]])
+    z_p = twins.features(x, work.resources["pseudo"]["x"][0][[int((offset + b) % 11) for b in range(3)]])
     z = twins.features(x, inputs[order])
     s2 = torch.nn.functional.cosine_similarity(z_p, z)
     expected = cross_entropy(twins.classify(x, z), labels[order]) + torch.nn.functional.softplus(2 * s2 - 2).mean()
@@ -233,3 +279,11 @@ def test_values_out_of_range_are_refused_by_name(settings):
     (name,) = settings
     with pytest.raises(ValueError, match=rf"methods\.toy\.{name}"):
         toys.composition("fedbr", **settings)
+
+
+def test_sets_for_every_round_are_counted_every_time_a_client_takes_part():
+    """Three sets of 2 rows: 2 * (5 inputs + 3 targets) floats for every client in each of three rounds."""
+    one = {"x": torch.zeros(1, 2, 5), "y": torch.full((1, 2, 3), 1 / 3)}
+    three = {name: leaf.expand(3, *leaf.shape[1:]).clone() for name, leaf in one.items()}
+    once, often = (toys.run(toys.composition("fedbr"), resources={"pseudo": sets}) for sets in (one, three))
+    assert often.download_bytes - once.download_bytes == 2 * 5 * 2 * (5 + 3) * 4

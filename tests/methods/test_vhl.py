@@ -174,7 +174,7 @@ def test_a_virtual_forward_alone_changes_batch_normalisation_and_nothing_else():
 def test_virtual_rows_never_touch_the_clients_data_order():
     """Another virtual batch size leaves the natural batches and the cohort as they were."""
     work = [toys.training(toys.composition(add={"vhl": {"virtual_batch": b}})) for b in (2, 7)]
-    jobs = [w._job(3, 0, w.composition.phases(w.train), 0.1, "batches") for w in work]
+    jobs = [w._job(3, 0, w.composition.phases(w.train), "batches") for w in work]
     assert np.array_equal(jobs[0].schedules[0].positions, jobs[1].schedules[0].positions)
     assert [j.draws[0]["vhl.rows"].shape for j in jobs] == [(4, 2), (4, 7)]
 
@@ -201,3 +201,72 @@ def test_values_out_of_range_are_refused_by_name(settings):
     (name,) = settings
     with pytest.raises(ValueError, match=rf"add\.vhl\.{name}"):
         toys.composition(add={"vhl": settings})
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_alignment_with_random_features_equals_plain_loops(executor):
+    """C = 3 classes, B = 8: 8 // 3 + 1 = 3 draws of each class per step."""
+    work = toys.training(
+        toys.composition(add={"vhl": {"variant": "vfa", "temperature": 0.5, "anchor_std": 0.2, "contrast": 0.7}}),
+        None,
+        toys.net(),
+        participation=0.6,
+        executor=executor,
+        dtype=torch.float64,
+    )
+    x = {n: p.clone() for n, p in work.initial.items()}
+    anchors = torch.from_numpy(stream(0, "server/start").random((3, 6)))
+    for round in range(3):
+        cohort = work._cohort(round)
+        models = []
+        for i in cohort.clients:
+            w = twins.leaves(x)
+            steps = -(-toys.SIZES[i] // 8)
+            noise = stream(0, "draws/vhl", round, i).standard_normal((steps, 3, 3, 6)).astype(np.float32)
+            for (inputs, labels), drawn in zip(twins.batches(work, i, round), noise, strict=True):
+                z = twins.features(w, inputs)
+                others = [anchors[c] + 0.2 * torch.from_numpy(drawn[k, c]) for k in range(3) for c in range(3)]
+                tied = torch.cat([labels, torch.tensor([0, 1, 2] * 3)])
+                loss = cross_entropy(twins.classify(w, z), labels)
+                loss = loss + 0.7 * contrast_in_loops(torch.cat([z, torch.stack(others)]), tied, 0.5)
+                g = twins.slopes(loss, w)
+                w = twins.leaves({n: w[n] - 0.1 * g[n] for n in w})
+            models.append({n: p.detach() for n, p in w.items()})
+        x = twins.mean(models, cohort.weights)
+    assert toys.distance(work.run().server.params, x) < 1e-10
+
+
+def test_transfer_learning_trains_the_body_alone_before_round_one():
+    add = {"vhl": {"variant": "vftl", "pretrain_steps": 3, "pretrain_batch": 4, "pretrain_lr": 0.2}}
+    work = toys.training(toys.composition(add=add), None, toys.net(), dtype=torch.float64)
+    images, labels = work.resources["virtual"]["x"], work.resources["virtual"]["y"]
+    w = twins.leaves(work.net.initial_params)
+    for rows in stream(0, "prepare/vhl").integers(0, len(labels), (3, 4)):
+        g = twins.slopes(cross_entropy(twins.classify(w, twins.features(w, images[rows])), labels[rows]), w)
+        w = twins.leaves({n: w[n] - 0.2 * g[n] for n in w})
+    expected = {n: p.detach() for n, p in w.items() if n.startswith("body.")}
+    head = {n: p for n, p in work.net.initial_params.items() if n.startswith("head.")}
+    assert toys.distance(work.initial, {**expected, **head}) < 1e-12
+    off = toys.composition(add={"vhl": {"variant": "vftl", "pretrain_steps": 0}})
+    assert toys.equal(toys.run(off, None, toys.net()).server.params, toys.run().server.params)
+
+
+@pytest.mark.parametrize("variant", ["full", "vfa"])
+def test_looks_at_any_layer(variant):
+    fed, layer = toys.federation(image=True), {"vhl": {"layer": "conv1", "temperature": 0.5, "variant": variant}}
+    classes = 6 if variant == "full" else 3
+    model = toys.net({"name": "cnn", "channels": [3, 4], "hidden": 5}, image=True, classes=classes)
+    one, other = (toys.run(toys.composition(add=layer), fed, model, executor=e, dtype=torch.float64) for e in EXECUTORS)
+    assert toys.distance(one.server.params, other.server.params) < 1e-9
+    whole = toys.run(toys.composition(add={"vhl": {**layer["vhl"], "layer": None}}), fed, model, dtype=torch.float64)
+    assert toys.distance(one.server.params, whole.server.params) > 1e-6
+    with pytest.raises(ValueError, match=r"layer: the model has no layer 'conv9'; valid: conv1, conv2"):
+        toys.composition(add={"vhl": {"layer": "conv9"}}).check(model, toys.training().train)
+
+
+def test_reads_virtual_outputs_three_ways():
+    """Two classes: outputs 0, 1 natural, 2, 3 virtual. Virtual 3 is class 1; without virtual outputs 0 wins."""
+    logits = torch.tensor([[2.0, 1.0, 0.0, 3.0], [0.0, 4.0, 1.0, 2.0], [0.0, 0.5, 9.0, 0.0]])
+    found = toys.composition(add={"vhl": {}}).addons["vhl"].predictions(logits, 2)
+    assert found["natural"].tolist() == [0, 1, 1]
+    assert found["shifted"].tolist() == [1, 1, 0]

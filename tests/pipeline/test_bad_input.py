@@ -11,6 +11,7 @@ from tests.pipeline.conftest import unchanged
 PARTITION = ("--dataset", "data/set", "--out", "data/p.npz", "--picture", "data/p.png")
 SHARED = ("--virtual", "data/virtual", "--pseudo", "data/pseudo")
 PLAN = ("--dataset", "data/set", "--partition", "data/p.npz", *SHARED, "--out", "data/plans")
+IMAGES = {"generator": "images", "source": {"name": "digits"}}
 
 WRONG = [
     ("train.roundz", 3, "params.yaml:*: train.roundz: unknown key 'roundz'; did you mean 'rounds'?"),
@@ -42,6 +43,35 @@ WRONG = [
     ("methods.Bad Name", {}, "methods.Bad Name: 'Bad Name': use lower-case letters"),
     ("compare.baseline", "fedagv", "compare.baseline 'fedagv' is not one of the methods; did you mean 'fedavg'?"),
     ("compare.seeds", [0, 0], "compare: seeds must differ"),
+    (
+        "virtual",
+        {"generator": "noize"},
+        "virtual.generator: 'noize' does not exist; did you mean 'noise'? Valid: cnn, ",
+    ),
+    ("virtual", {"per_class": 3}, "virtual.generator: missing; it is required"),
+    ("virtual", {"generator": "noise", "sprd": 1}, "virtual.sprd: unknown key 'sprd'; did you mean 'spread'?"),
+    ("virtual", {"generator": "noise", "width": 8}, "virtual.width: unknown key 'width'"),
+    ("virtual", {"generator": "cnn", "diversity_batch": 1}, "virtual.diversity_batch: input should be greater than or"),
+    ("virtual", {"generator": "images"}, "virtual.source: missing; it is required"),
+    ("virtual", IMAGES | {"source": {"name": "digitz"}}, "virtual.source.name: 'digitz' does not exist; did you mean"),
+    ("virtual", IMAGES | {"source": {"name": "digits", "rot": 1}}, "virtual.source.rot: unknown key 'rot'"),
+    ("virtual", IMAGES | {"source": {"name": "synthetic"}}, "virtual.source: needs images; 'synthetic' has feature"),
+    ("virtual", IMAGES | {"classes": 0}, "virtual.classes: expected a number of classes, a list of the source's"),
+    ("virtual", IMAGES | {"classes": ["1", "1"]}, "virtual.classes: classes must differ, got ['1', '1']"),
+    ("pseudo", {"generator": "mixture"}, "pseudo.proxy: missing; it is required"),
+    ("pseudo", {"generator": "rsm", "proxy": {"name": "digits"}}, "pseudo.proxy: unknown key 'proxy'"),
+    ("pseudo", {"generator": "rsm", "transfers": 3}, "pseudo: transfers: 3 sets cannot be sent once; set 1, or"),
+    ("pseudo", {"generator": "rsm", "transfer": "every_round"}, "pseudo: transfers: transfer 'every_round' needs at"),
+    (
+        "pseudo",
+        {"generator": "rsm", "transfer": "each_round"},
+        "'each_round' is not valid; did you mean 'every_round'?",
+    ),
+    (
+        "pseudo",
+        {"generator": "mixture", "proxy": {"name": "synthetic"}},
+        "pseudo.proxy 'synthetic' has feature vectors, dataset 'digits' images; they need one shape",
+    ),
     ("train", ..., "params.yaml:1: train: missing; it is required"),
 ]
 

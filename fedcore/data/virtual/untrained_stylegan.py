@@ -1,4 +1,4 @@
-"""Virtual data: labelled images made of nothing but noise, the same for every client. See the add-on `vhl`."""
+"""Images of an untrained StyleGAN-v2 as virtual data."""
 
 from __future__ import annotations
 
@@ -6,63 +6,29 @@ import math
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import conv2d, conv_transpose2d, interpolate, leaky_relu, pad
+from torch.nn.functional import conv2d, conv_transpose2d, leaky_relu, pad
 
+from fedcore.data.virtual.pixels import (
+    CHUNK,
+    Images,
+    ImageShape,
+    Labels,
+    OnProgress,
+    chunks,
+    class_labels,
+    num_chunks,
+    resized,
+    to_pixels,
+)
 from fedcore.seeds import stream
 
-Images = NDArray[np.uint8]  # [M, C, H, W]
-Labels = NDArray[np.int64]  # [M], sorted: class after class
-
-_CELLS = 8  # width and height of the noise before it is up-sampled
-_START = 4  # width and height of the first layer of StyleGAN
-_TINY = 1e-8  # keeps its roots finite
-_CHUNK = 50  # images at a time
-
-
-def noise(
-    image_shape: tuple[int, int, int], num_classes: int, per_class: int, seed: int, spread: float = 0.5
-) -> tuple[Images, Labels]:
-    """Return up-sampled Gaussian noise: a class is a mean image, its examples are that mean plus noise.
-
-    Class mean ~ N(0, I) and example ~ N(mean, spread^2 I) over C x 8 x 8 cells, bilinearly resized, cut to [0, 1].
-    What is below 0 becomes black, which is part of how the classes look. A class depends on its number and the seed
-    alone, so more classes or more examples leave the others as they are.
-
-    Parameters
-    ----------
-    image_shape : (C, H, W)
-        Of one image; any size.
-    num_classes, per_class : int, >= 1
-    seed : int, >= 0
-    spread : float, >= 0, default 0.5
-
-    Returns
-    -------
-    images : [num_classes * per_class, C, H, W] uint8
-    labels : [num_classes * per_class] int64
-
-    References
-    ----------
-    Tang et al., ICML 2022, "pure noise". https://arxiv.org/abs/2206.02465
-    """
-    channels, height, width = image_shape
-    cells = (channels, _CELLS, _CELLS)
-    images = []
-    for label in range(num_classes):
-        mean = stream(seed, "virtual/noise/mean", label).normal(size=cells)
-        examples = stream(seed, "virtual/noise/examples", label)
-        values = mean + spread * examples.normal(size=(per_class, *cells))
-        resized = interpolate(
-            torch.from_numpy(values.astype(np.float32)), size=(height, width), mode="bilinear", align_corners=False
-        )
-        images.append(_pixels(resized))
-    return np.concatenate(images), _labels(num_classes, per_class)
+_START = 4  # width and height of the first layer
+_TINY = 1e-8  # keeps roots finite
 
 
 def stylegan(
-    image_shape: tuple[int, int, int],
+    image_shape: ImageShape,
     num_classes: int,
     per_class: int,
     seed: int,
@@ -70,23 +36,28 @@ def stylegan(
     mean_spread: float = 0.5,
     spread: float = 0.3,
     width: int = 512,
+    on_progress: OnProgress | None = None,
 ) -> tuple[Images, Labels]:
     """Return images of one untrained StyleGAN-v2 generator: a class is a mean latent vector.
 
     Class mean ~ N(0, mean_spread^2 I) and latent of an example ~ N(mean, spread^2 I). The generator starts at 4 x 4
     and doubles until it covers the image, which is then resized where it is smaller. Its output has no last
-    non-linearity and is cut to [0, 1]. Its noise inputs are left out: their gain is 0 before training.
+    non-linearity and is cut to [0, 1]. Its noise inputs are left out: their gain is 0 before training. A class
+    depends on its number and the seed alone.
 
     Parameters
     ----------
     image_shape : (C, H, W)
     num_classes, per_class : int, >= 1
     seed : int, >= 0
-    latent : int, default 64
+    latent : int, >= 1, default 64
         Latent width; the paper takes 256 for 100 classes, with ``spread`` 0.2, and 0.15 for 200.
-    mean_spread, spread : float, default 0.5, 0.3
-    width : int, default 512
-        Channels of every layer; 512 takes about a quarter of a second on two cores for an image of 32 x 32.
+    mean_spread, spread : float, >= 0, default 0.5, 0.3
+    width : int, >= 1, default 512
+        Channels of every layer; 512 takes about a quarter of a second on two cores for an image of 32 x 32, and half
+        the width a quarter of that.
+    on_progress : callable or None
+        Called with the chunks of images made and all there are.
 
     Returns
     -------
@@ -97,23 +68,30 @@ def stylegan(
     ----------
     Karras et al., CVPR 2020, https://arxiv.org/abs/1912.04958; as virtual data: Tang et al., ICML 2022.
     """
-    generator = _StyleGan(seed, image_shape, latent, width)
+    generator = Generator(seed, image_shape, latent, width)
+    count = num_chunks(per_class)
     images = []
     for label in range(num_classes):
         mean = mean_spread * stream(seed, "virtual/stylegan/mean", label).normal(size=latent)
-        examples = stream(seed, "virtual/stylegan/examples", label).normal(size=(per_class, latent))
+        examples = stream(seed, "virtual/stylegan/examples", label).normal(size=(count * CHUNK, latent))
         codes = torch.from_numpy((mean + spread * examples).astype(np.float32))
-        images += [_pixels(generator(codes[begin : begin + _CHUNK])) for begin in range(0, per_class, _CHUNK)]
-    return np.concatenate(images), _labels(num_classes, per_class)
+        made = []
+        for number, chunk in enumerate(chunks(codes), 1):
+            made.append(to_pixels(generator(chunk)))
+            if on_progress:
+                on_progress(label * count + number, num_classes * count)
+        images.append(np.concatenate(made)[:per_class])
+    return np.concatenate(images), class_labels(num_classes, per_class)
 
 
-class _StyleGan:
+class Generator:
     """The generator at its initial weights. Scales of the equalised learning rate are folded into them."""
 
-    def __init__(self, seed: int, image_shape: tuple[int, int, int], latent: int, width: int):
-        channels, *self._size = image_shape
+    def __init__(self, seed: int, image_shape: ImageShape, latent: int, width: int):
+        channels, *size = image_shape
+        self._image_shape = image_shape
         self._seed = seed
-        self._doublings = max(0, math.ceil(math.log2(max(self._size) / _START)))
+        self._doublings = max(0, math.ceil(math.log2(max(size) / _START)))
         self._mapping = self._drawn("mapping", latent, latent) / math.sqrt(latent)
         self._start = self._drawn("start", 1, width, _START, _START)
         names = ["4"] + [f"{_START << k}/{part}" for k in range(1, self._doublings + 1) for part in ("up", "flat")]
@@ -134,9 +112,7 @@ class _StyleGan:
             x = self._conv(x, w, f"{stage}/up", up=True)
             x = self._conv(x, w, f"{stage}/flat")
             image = _doubled(image) + self._out(x, w, stage)
-        if list(image.shape[2:]) == self._size:
-            return image
-        return interpolate(image, size=self._size, mode="bilinear", align_corners=False, antialias=True)
+        return resized(image, self._image_shape)
 
     def _conv(self, x: Tensor, w: Tensor, name: str, up: bool = False) -> Tensor:
         """Modulate, convolve, demodulate; scaling inputs and outputs equals scaling the weights."""
@@ -174,13 +150,3 @@ def _blurred(x: Tensor, padding: tuple[int, int, int, int]) -> Tensor:
     row = torch.tensor([1.0, 3.0, 3.0, 1.0]) / 4
     kernel = (row[:, None] * row).expand(x.shape[1], 1, 4, 4)
     return conv2d(pad(x, padding), kernel, groups=x.shape[1])
-
-
-def _labels(num_classes: int, per_class: int) -> Labels:
-    return np.repeat(np.arange(num_classes, dtype=np.int64), per_class)
-
-
-def _pixels(values: Tensor) -> Images:
-    """Return values [M, C, H, W], cut to [0, 1], as bytes."""
-    scaled: Images = (values.clamp(0, 1) * 255 + 0.5).floor().to(torch.uint8).numpy()
-    return scaled

@@ -1,0 +1,45 @@
+"""Data sources: the ``dataset`` section of the parameters -> arrays. One module per source."""
+
+from __future__ import annotations
+
+from fedcore import config as settings
+from fedcore.data.dataset import Dataset
+from fedcore.data.sources import adult, cifar, digits, mnist, own_images, synthetic, tiny_imagenet
+from fedcore.data.sources.pixels import OnProgress
+
+
+def read(config: settings.Dataset, on_progress: OnProgress | None = None) -> Dataset:
+    """Return the data set that `config` names.
+
+    Official train rows come first, then the official test rows; a set without an official split counts all its
+    rows as train rows. ``digits`` and ``synthetic`` touch neither the disk nor the network.
+
+    Parameters
+    ----------
+    config : the ``dataset`` section
+    on_progress : called as ``on_progress(done, total)`` while encoded images are decoded, every few thousand rows
+
+    Raises
+    ------
+    ConfigError
+        When files are missing and cannot be downloaded.
+    ValueError
+        When a file is damaged or holds something else; one line naming it, and the row where there is one.
+    """
+    match config:
+        case settings.DigitsData():
+            return digits.read()
+        case settings.SyntheticData():
+            return synthetic.read(config)
+        case settings.MnistData():
+            return mnist.read(config)
+        case settings.Cifar10Data() | settings.Cifar100Data():
+            return cifar.read(config, on_progress)
+        case settings.TinyImagenetData():
+            return tiny_imagenet.read(config, on_progress)
+        case settings.AdultData():
+            return adult.read(config)
+        case settings.ImageFolderData():
+            return own_images.read_folder(config, on_progress)
+        case settings.ParquetData():
+            return own_images.read_parquet(config, on_progress)

@@ -1,0 +1,83 @@
+"""The user's own images: a folder per class, or parquet files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedcore.config import ConfigError, ImageFolderData, ParquetData, Problem, nearest
+from fedcore.data.dataset import Dataset
+from fedcore.data.sources import image_tables
+from fedcore.data.sources.pixels import OnProgress, decode_all
+from fedcore.data.sources.scaling import half
+
+ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+
+def read_folder(config: ImageFolderData, on_progress: OnProgress | None = None) -> Dataset:
+    """Return the images of ``<root>/<class>/<image>``: classes by name, then files by name.
+
+    Names that begin with a dot are passed over, and so is a file beside the class folders unless it is an image.
+
+    Raises
+    ------
+    ConfigError
+        When ``root`` is no folder.
+    ValueError
+        One line naming a class without images, a file that is no image, or one of another size.
+    """
+    root = Path(config.root)
+    if not root.is_dir():
+        raise ConfigError([Problem(("dataset", "root"), f"{root} is no folder; expected <root>/<class>/<image>")])
+    classes = []
+    for path in _visible(root):
+        if path.is_dir():
+            classes.append(path)
+        elif path.suffix.lower() in ENDINGS:
+            raise ValueError(f"{path}: lies in no class folder; expected <root>/<class>/<image>")
+    if not classes:
+        raise ValueError(f"{root}: has no class folders; expected <root>/<class>/<image>")
+    images = [_images(folder) for folder in classes]
+    labels = np.repeat(np.arange(len(classes)), [len(paths) for paths in images]).astype(np.int64)
+    rows = ((str(path), path) for paths in images for path in paths)
+    pixels = decode_all(rows, len(labels), config.channels, config.size, on_progress)
+    names = tuple(folder.name for folder in classes)
+    return Dataset(config.name, pixels, labels, names, *half(config.channels), len(labels))
+
+
+def _images(folder: Path) -> list[Path]:
+    paths = _visible(folder)
+    for path in paths:
+        if path.suffix.lower() not in ENDINGS or not path.is_file():
+            raise ValueError(f"{path}: not an image; expected files ending in {', '.join(ENDINGS)} in a class folder")
+    if not paths:
+        raise ValueError(f"{folder}: a class without images; add some or remove the folder")
+    return paths
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda path: path.name)
+
+
+def read_parquet(config: ParquetData, on_progress: OnProgress | None = None) -> Dataset:
+    """Return the images of ``files``, then those of ``test_files``; see `image_tables.read`.
+
+    Raises
+    ------
+    ConfigError
+        When a file does not exist.
+    ValueError
+        One line naming the file and the row or column.
+    """
+    for key in ("files", "test_files"):
+        for number, name in enumerate(getattr(config, key)):
+            if not Path(name).is_file():
+                there = sorted(path.name for path in Path(name).parent.glob("*.parquet"))
+                hint = nearest(Path(name).name, there) if there else ""
+                raise ConfigError([Problem(("dataset", key, number), f"'{name}' does not exist{hint}")])
+    files = [Path(name) for name in (*config.files, *config.test_files)]
+    columns = image_tables.Columns((config.image,), (config.label,))
+    table = image_tables.read(files, columns, None, config.channels, config.size, on_progress)
+    num_train = sum(table.rows[: len(config.files)])
+    return Dataset(config.name, table.pixels, table.labels, table.class_names, *half(config.channels), num_train)

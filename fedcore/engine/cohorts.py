@@ -1,0 +1,37 @@
+"""Who takes part in a round."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedcore.config import Train
+from fedcore.data.federation import Federation
+from fedcore.methods.base import Method
+from fedcore.seeds import stream
+from fedcore.types import Cohort, State
+
+
+def draw_cohort(
+    method: Method, train: Train, federation: Federation, seed: int, round: int, resources: State
+) -> Cohort:
+    """Draw a round's clients, ascending, and their aggregation weights.
+
+    Set-up rounds have every client. After ``train.rounds`` come the rounds of newcomers: the clients never trained on
+    take part in all of them, and of the others a share of ``train.newcomer_participation``.
+    """
+    total = federation.num_clients
+    share, late = train.participation, train.newcomer_rounds > 0 and round >= train.rounds
+    if late:
+        share = train.newcomer_participation
+    if round < 0 or (method.trains_all and not late):
+        clients = np.arange(total)
+    else:
+        size = int(share * total + 0.5)
+        size = size if late else max(1, size)
+        clients = np.sort(stream(seed, "participation", round).choice(total, size, replace=False))
+    if late:
+        clients = np.concatenate([clients, np.arange(total, federation.num_total)])
+    uniform = (method.weighting or train.weighting) == "uniform"
+    weights = np.ones(len(clients)) if uniform else federation.num_examples[clients].astype(float)
+    shares = tuple(map(float, weights / weights.sum()))
+    return Cohort(tuple(map(int, clients)), shares, total, round, stream(seed, "server", round), resources)

@@ -1,0 +1,145 @@
+"""How much features or scores tell of protected attributes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
+
+from fedcore.seeds import module_stream, stream
+
+_CHUNK = 4096  # rows per forward pass
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How an adversary is trained from scratch.
+
+    Attributes
+    ----------
+    hidden : tuple of int
+        Widths of its layers, with rectifiers.
+    steps, batch_size, lr
+        Of Adam; batches are drawn with replacement.
+    """
+
+    hidden: tuple[int, ...] = (32, 32, 32)
+    steps: int = 300
+    batch_size: int = 128
+    lr: float = 3e-3
+
+
+_BUDGET = Budget()
+
+
+def auc(scores: ArrayLike, labels: ArrayLike) -> float:
+    """Return the area under the ROC curve: how often a positive scores above a negative, a tie counting half.
+
+    Parameters
+    ----------
+    scores : [n]
+    labels : [n]
+        0 or 1.
+
+    Returns
+    -------
+    float
+        0 to 1; 0.5 is chance, which constant scores are. NaN without positives, without negatives, or where a score
+        is NaN.
+    """
+    values, positive = np.asarray(scores), np.asarray(labels) == 1
+    positives, negatives = int(positive.sum()), int((~positive).sum())
+    if not positives or not negatives or np.isnan(values).any():
+        return float("nan")
+    _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
+    midranks = np.cumsum(sizes) - (sizes - 1) / 2
+    above = midranks[group][positive].sum() - positives * (positives + 1) / 2
+    return float(above / (positives * negatives))
+
+
+def macro_auc(scores: ArrayLike, attributes: ArrayLike) -> float:
+    """Return the mean `auc` over the attributes that occur with both values; NaN if none does.
+
+    Parameters
+    ----------
+    scores, attributes : [n, P]
+    """
+    pairs = zip(np.asarray(scores).T, np.asarray(attributes).T, strict=True)
+    areas = [auc(score, attribute) for score, attribute in pairs if len(np.unique(attribute)) == 2]
+    return float(np.mean(areas)) if areas else float("nan")
+
+
+def leakage(
+    features_train: NDArray[np.floating],
+    attributes_train: ArrayLike,
+    features_test: NDArray[np.floating],
+    attributes_test: ArrayLike,
+    seed: int,
+    budget: Budget = _BUDGET,
+) -> float:
+    """Return the `macro_auc`, on the test rows, of an adversary trained from scratch on frozen features.
+
+    An adversary that the features were trained against may have lost to them and still leave the attributes for a
+    fresh one to read; this is the figure to report.
+
+    Parameters
+    ----------
+    features_train, features_test : [n, D], [m, D]
+        Standardised here by the train rows.
+    attributes_train, attributes_test : [n, P], [m, P]
+        0 or 1.
+    seed : int, >= 0
+        Of the adversary's initial values and batches.
+    budget : Budget
+
+    Raises
+    ------
+    ValueError
+        If there is no train row, or rows, features or attributes do not go together.
+    """
+    scores = retrained_scores(features_train, attributes_train, features_test, seed, budget)
+    return macro_auc(scores, attributes_test)
+
+
+def retrained_scores(
+    features_train: NDArray[np.floating],
+    attributes_train: ArrayLike,
+    features_test: NDArray[np.floating],
+    seed: int,
+    budget: Budget = _BUDGET,
+) -> NDArray[np.float32]:
+    """Return the logits [m, P] of the adversary of `leakage` on the test rows; see there."""
+    train, test = np.asarray(features_train), np.asarray(features_test)
+    if not len(train) or len(train) != len(np.asarray(attributes_train)) or train.shape[1:] != test.shape[1:]:
+        raise ValueError(
+            "features and attributes must have as many rows, at least one, and train and test as many features:"
+            f" got {train.shape}, {np.shape(attributes_train)} and {test.shape}"
+        )
+    center, spread = train.mean(0), train.std(0)
+    spread = np.where(spread > 0, spread, 1.0)
+    x, z = (torch.from_numpy(((rows - center) / spread).astype(np.float32)) for rows in (train, test))
+    y = torch.from_numpy(np.asarray(attributes_train).astype(np.float32))
+    with module_stream(seed, "leakage"):
+        adversary = _adversary(x.shape[1], budget.hidden, y.shape[1])
+    optimiser = torch.optim.Adam(adversary.parameters(), budget.lr)
+    batches = stream(seed, "leakage/batches").integers(0, len(x), (budget.steps, budget.batch_size))
+    for rows in batches:
+        optimiser.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(adversary(x[rows]), y[rows])
+        torch.autograd.backward(loss)
+        optimiser.step()
+    with torch.no_grad():
+        logits = [adversary(part) for part in torch.split(z, _CHUNK)]
+    scores: NDArray[np.float32] = torch.cat(logits).numpy()
+    return scores
+
+
+def _adversary(inputs: int, hidden: tuple[int, ...], outputs: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for width in hidden:
+        layers += [nn.Linear(inputs, width), nn.ReLU()]
+        inputs = width
+    return nn.Sequential(*layers, nn.Linear(inputs, outputs))

@@ -1,0 +1,116 @@
+"""Rounds after the training: clients never trained on join; and options that reach across a client's rounds."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedcore.engine.ensemble import ensemble
+from fedcore.engine.local import Outcome
+from tests import toys
+
+EXECUTORS = ["serial", "stacked"]
+
+
+def test_newcomers_take_part_alone_or_with_a_share_of_the_others():
+    fed = toys.federation(unseen=2)
+    for share, others in ((0.0, 0), (0.67, 2)):
+        work = toys.training(None, fed, newcomer_rounds=3, newcomer_participation=share)
+        assert work._cohort(2).clients == (0, 1, 2)
+        clients = work._cohort(3).clients
+        assert clients[-2:] == (3, 4)
+        assert len(clients) == 2 + others
+        assert sum(work._cohort(3).weights) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "lg_fedavg"])
+def test_newcomers_learn_and_are_scored_apart(method):
+    fed = toys.federation(unseen=1)
+    progress = toys.run(toys.composition(method), fed, rounds=2, newcomer_rounds=6, lr=0.3)
+    rows = {row["round"]: row for row in progress.history}
+    assert sorted(rows) == list(range(1, 9))
+    assert "newcomer/test/loss" not in rows[2]
+    assert rows[8]["train/loss"] < rows[3]["train/loss"] / 2
+    assert rows[8]["newcomer/test/loss"] != rows[3]["newcomer/test/loss"]
+    assert progress.participations.tolist() == [2, 2, 2, 2, 6]
+    if method == "lg_fedavg":
+        # The old clients' bodies stay as they were; only the head they share went on.
+        earlier = toys.run(toys.composition(method), fed, rounds=2, lr=0.3)
+        assert torch.equal(
+            progress.store.get(0)["params"]["body.1.weight"], earlier.store.get(0)["params"]["body.1.weight"]
+        )
+        assert not torch.equal(progress.server.params["head.weight"], earlier.server.params["head.weight"])
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_the_learning_rate_can_decay_with_a_clients_own_participations(executor):
+    """A client that took part before steps lr * decay times as far as one that did not, along the same gradient."""
+    work = toys.training(
+        executor=executor, lr_decay=0.5, lr_decay_by="participation", batch_size=31, dtype=torch.float64
+    )
+    work.progress.participations[1] = 2
+    phases = work.composition.phases(work.train)
+    moved = {}
+    for participations in (0, 2):
+        work.progress.participations[1] = participations
+        outcome = list(work._local([0, 1], 0, phases, "batches"))[1]
+        moved[participations] = {n: outcome.params[n] - p for n, p in work.initial.items()}
+    assert toys.distance({n: 0.25 * m for n, m in moved[0].items()}, moved[2]) < 1e-15
+    assert max(float(m.abs().max()) for m in moved[0].values()) > 1e-3
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_kept_momentum_goes_on_in_the_next_round(executor):
+    """One client alone: two rounds of one epoch with kept momentum are one optimiser over both epochs' batches."""
+    fed = toys.federation((20,))
+    settings = {"momentum": 0.9, "rounds": 2, "executor": executor, "dtype": torch.float64}
+    work = toys.training(None, fed, momentum_state="kept", **settings)
+    params = {n: p.clone().requires_grad_() for n, p in work.initial.items()}
+    optimiser = torch.optim.SGD(params.values(), lr=0.1, momentum=0.9)
+    for round in range(2):
+        (job,) = [work._job(0, round, work.composition.phases(work.train), "batches")]
+        schedule = job.schedules[0]
+        for positions, length in zip(schedule.positions, schedule.lengths, strict=True):
+            x, y = work.examples.gather(job.rows[positions[:length]])
+            loss = torch.nn.functional.cross_entropy(work.net.classify(params, work.net.features(params, x)), y)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    reached = work.run().server.params
+    assert toys.distance(reached, {n: p.detach() for n, p in params.items()}) < 1e-12
+    assert toys.distance(reached, toys.run(None, fed, **settings).server.params) > 1e-3
+
+
+def _outcomes(work, models):
+    return [Outcome(c, m, {}, {}, {}, torch.zeros(()), 0) for c, m in enumerate(models)]
+
+
+def test_an_ensemble_of_equal_models_is_the_model():
+    work = toys.training()
+    one = work.initial
+    expected = work.scorer.shared(one, {}, range(5), "test").pooled()["accuracy"]
+    found = ensemble(work.scorer, _outcomes(work, [one] * 4), range(5))
+    assert {found[f"ensemble/test/accuracy{kind}"] for kind in ("", "_majority", "_weights")} == {expected}
+
+
+def test_an_ensemble_averages_votes_and_weights():
+    """Three models that say 0, 0, 1 with certainties that make the mean probability say 1; a vote says 0."""
+    work = toys.training(None, None, toys.net({"name": "softmax_regression"}))
+    shape = work.initial["head.weight"].shape
+
+    def constant(logits):
+        return {"head.weight": torch.zeros(shape), "head.bias": torch.tensor(logits)}
+
+    models = [constant([0.1, 0.0, -9.0])] * 2 + [constant([-9.0, 9.0, -9.0])]
+    rows = np.concatenate([work.federation.rows(c, "test") for c in range(5)])
+    share = [float((work.federation.dataset.labels[rows] == c).mean()) for c in range(3)]
+    found = ensemble(work.scorer, _outcomes(work, models), range(5))
+    # Probabilities of class 1: 0.475, 0.475, 1; of class 0: 0.525, 0.525, 0. Mean logits: (-2.9, 3, -9).
+    assert found["ensemble/test/accuracy"] == pytest.approx(share[1])
+    assert found["ensemble/test/accuracy_majority"] == pytest.approx(share[0])
+    assert found["ensemble/test/accuracy_weights"] == pytest.approx(share[1])
+    assert share[0] != share[1]
+
+
+def test_ensembles_are_scored_when_asked():
+    progress = toys.run(toys.composition("local"), rounds=3, ensemble_every=2)
+    assert ["ensemble/test/accuracy" in row for row in progress.history] == [False, True, True]
