@@ -22,6 +22,7 @@ class Splits(Section):
     unseen_clients: Annotated[int, Field(ge=0)] = 0  # the last so many clients never take part in training
     rotation: Degrees = 0.0  # degrees: client i's images are turned by i times this, counter-clockwise
     unseen_rotation: Degrees | None = None  # degrees, the same for every unseen client; null: as the other clients
+    keep: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of every class's examples that is dealt at all
     seed: Seed = 0
 
     @model_validator(mode="after")

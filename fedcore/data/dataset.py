@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator
@@ -76,6 +77,11 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one example, ``(C, H, W)`` or ``(F,)``."""
         return tuple(self.inputs.shape[1:])
+
+    def take(self, rows: np.ndarray) -> Dataset:
+        """Return the set of some rows, all of them counted as train rows."""
+        own = {name: array[rows] for name, array in _arrays(self).items()}
+        return dataclasses.replace(self, **own, num_train_rows=len(rows))
 
     @cached_property
     def content_hash(self) -> str:

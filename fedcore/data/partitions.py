@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedcore import config as settings
+from fedcore import seeds
 from fedcore.config import ConfigError, FilePartition, Problem, Splits
 from fedcore.data import class_schemes, rotation, schemes, splits
 from fedcore.data.dataset import Dataset
@@ -110,7 +111,7 @@ def make(config: settings.Partition, dataset: Dataset) -> PartitionTable:
     if isinstance(config, FilePartition):
         client, split, degrees = _file(config, dataset)
     else:
-        client = _SCHEMES[type(config)](config, dataset)
+        client = _deal(config, dataset)
         total = int(client.max()) + 1
         split = splits.assign(client, dataset.labels, total, config.test, config.validation, config.seed)
         degrees = _rotation(config, dataset, total)
@@ -120,6 +121,22 @@ def make(config: settings.Partition, dataset: Dataset) -> PartitionTable:
         raise ConfigError([Problem(("partition", "unseen_clients"), message)])
     scheme = json.dumps(config.model_dump(mode="json"), sort_keys=True)
     return PartitionTable(client, split, total - config.unseen_clients, config.unseen_clients, scheme, degrees)
+
+
+def _deal(config: Splits, dataset: Dataset) -> np.ndarray:
+    """Return the client of each row, of the kept share of every class; the other rows are unused."""
+    scheme = _SCHEMES[type(config)]
+    if config.keep == 1:
+        return scheme(config, dataset)
+    shuffled = seeds.stream(config.seed, "partition/keep").permutation(len(dataset))
+    by_class = shuffled[np.argsort(dataset.labels[shuffled], kind="stable")]
+    sizes = np.bincount(dataset.labels, minlength=dataset.num_classes)
+    place = np.arange(len(dataset)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    wanted = np.maximum(np.rint(config.keep * sizes), 1).astype(np.int64)
+    rows = np.sort(by_class[place < np.repeat(wanted, sizes)])
+    client = np.full(len(dataset), UNUSED, np.int32)
+    client[rows] = scheme(config, dataset.take(rows))
+    return client
 
 
 def _rotation(config: Splits, dataset: Dataset, total: int) -> np.ndarray:

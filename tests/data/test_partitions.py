@@ -250,3 +250,14 @@ def test_a_table_checks_itself() -> None:
     for array in (table.client, table.rotation):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0
+
+
+def test_a_kept_share_is_the_same_of_every_class_and_dealt_as_if_it_were_all(skewed: Dataset) -> None:
+    whole, part = (partitions.make(dirichlet(keep=keep, min_examples=1), skewed) for keep in (1.0, 0.25))
+    sizes = np.bincount(skewed.labels)
+    assert (np.bincount(skewed.labels[whole.client >= 0]) == sizes).all()
+    kept = part.client >= 0
+    assert np.bincount(skewed.labels[kept]).tolist() == [max(round(0.25 * size), 1) for size in sizes.tolist()]
+    small = partitions.make(dirichlet(min_examples=1), skewed.take(np.flatnonzero(kept)))
+    assert (part.client[kept] == small.client).all()
+    assert (part.split[~kept] == -1).all()
