@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -70,6 +71,10 @@ class Adversary(Addon):
     adversary_epochs: Annotated[int, Field(ge=1)] = 1
     rate: Annotated[float, Field(gt=0)] = 1.0
     objective: Literal["negative", "confusion"] = "negative"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "clean": {},
+        "paper": {"rate": 30.0, "train": {"batch_size": 32, "lr": 0.1, "local_steps": 1}},
+    }
 
     @property
     def strengths(self) -> tuple[float, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -79,6 +80,10 @@ class LgFedavg(Method):
     double_softmax: bool = False
     weighting: ClassVar[str | None] = "uniform"
     has_global: ClassVar[bool] = False
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "clean": {},
+        "paper": {"double_softmax": True, "train": {"batch_size": 10, "lr": 0.05, "momentum": 0.5}},  # its MNIST
+    }
 
     @property
     def has_auxiliary(self) -> bool:
