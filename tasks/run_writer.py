@@ -34,8 +34,10 @@ def write_run(
 
 
 def _write_csv(path: Path, rows: list[dict[str, float]]) -> None:
+    """Write rows; a figure that a row lacks is an empty cell."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 

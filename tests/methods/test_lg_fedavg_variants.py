@@ -225,6 +225,17 @@ def test_a_global_layer_feels_nothing_of_the_auxiliary():
         assert torch.equal(p, results[1][n]) == is_global(n, ["body.3", "head"]), n
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("update", ["joint", "sequential"])
+def test_with_everything_global_an_auxiliary_has_nothing_to_shape(executor, update):
+    shared = {"participation": 0.6, "executor": executor, "momentum": 0.5}
+    plain = toys.run(weighting="uniform", **shared)
+    composed = toys.composition("lg_fedavg", global_layers=["body", "head"], auxiliary="supervised", update=update)
+    ours = toys.run(composed, **shared)
+    assert toys.equal(plain.server.params, ours.server.params)
+    assert (plain.download_bytes, plain.upload_bytes) == (ours.download_bytes, ours.upload_bytes)
+
+
 def test_quarter_turns():
     """Four make a whole; one takes the right column to the top row; each row turns by its own number."""
     image = torch.arange(9.0).reshape(1, 1, 3, 3)
