@@ -166,6 +166,11 @@ class Composition:
         total, own = self.method.loss(fit, net, params, state[_METHOD], batch, _part_view(view, _METHOD))
         return total, {**fit.state, _METHOD: own}
 
+    def plain_loss(self, net: Net, params: Params, state: State, batch: Batch, view: View) -> tuple[Tensor, State]:
+        """Return the task's loss [] with the add-ons' terms alone, and the new state of every part."""
+        fit = _Fit(self, net, state, view)
+        return fit(params, batch), fit.state
+
     def correct(self, net: Net, gradient: Params, params: Params, state: State, view: View) -> Params:
         """Return the gradient after every part's change."""
         for name, part in self._parts():

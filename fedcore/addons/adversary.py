@@ -57,10 +57,10 @@ class Adversary(Addon):
                 client in the store or, shared, each way per round.
     Differs     from the released code, which does not run: features are constant in phase 1; phase 1 has no lambda on
                 its loss (with plain SGD, `rate` 30 makes the steps of its strengths of 30). Its "combined epoch", a
-                pass of r and then one batch of the body, is train.local_steps: 1. It trains the local models and then
-                r alone for 10 epochs each before round 0. A mixed batch (mixup) is held against the attributes of its
-                first share. Running statistics of batch normalisation move in phase 1 too. Set-up rounds have neither
-                phase 1 nor a strength.
+                pass of r and then one batch of the body, is train.local_steps: 1. It trains the local models and then r
+                alone for 10 epochs each before round 0. The attributes of a mixed batch (mixup) are mixed like its
+                inputs. Running statistics of batch normalisation move in phase 1 too. Set-up rounds have neither phase
+                1 nor a strength.
     Source      Liang et al., NeurIPS 2019 workshop on federated learning. https://arxiv.org/abs/2001.01523
     """
 

@@ -53,7 +53,9 @@ class Mixup(Addon):
         # By rank, padding last: the order of the real rows is then a permutation of them.
         order = torch.argsort(batch.draws["mixup.ranks"][:size] + padding * (1 + batch.draws["mixup.ranks"].max()))
         share = batch.draws["mixup.share"].type_as(batch.x)
+        protected = batch.protected
+        if protected.dim() > 1:
+            protected = share * protected + (1 - share) * protected[order]
         return batch._replace(
-            x=share * batch.x + (1 - share) * batch.x[order],
-            second=(batch.y[order], share),
+            x=share * batch.x + (1 - share) * batch.x[order], second=(batch.y[order], share), protected=protected
         )

@@ -57,9 +57,18 @@ def check_training(
             f"methods.{label}: train.last_batch 'keep' makes short batches, and batch normalisation needs full ones;"
             " use wrap or drop, or model.norm: group"
         )
-    if composition.measures_protected and federation.dataset.protected is None:
+    data = federation.dataset
+    attributes, known = len(data.protected_names), ", ".join(data.protected_names)
+    for name, addon in composition.addons.items():
+        wanted = getattr(addon, "attributes", None)
+        if wanted is not None and attributes and wanted != attributes:
+            raise ValueError(
+                f"methods.{label}: add.{name}.attributes is {wanted}, data set '{data.name}' has {attributes} protected"
+                f" attributes ({known}); set {attributes}"
+            )
+    if composition.measures_protected and not attributes:
         raise ValueError(
-            f"methods.{label}: data set '{federation.dataset.name}' has no protected attributes for add.adversary;"
+            f"methods.{label}: data set '{data.name}' has no protected attributes for add.adversary;"
             " use adult, or a data set of your own that names them"
         )
     for name in sorted(composition.needs - available):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,11 +15,12 @@ from fedcore.compose import Composition
 from fedcore.config import Train
 from fedcore.engine.optim import descend
 from fedcore.engine.schedule import Schedule
-from fedcore.methods.base import Phase
+from fedcore.methods.base import Method, Phase
 from fedcore.models.net import Net
 from fedcore.trees import Tree, zeros_like
 from fedcore.types import Batch, ClientInfo, Params, State, View
 
+_PLAIN = Method()
 _OPTIMISER = "optimiser"  # its branch of a client's state, beside the parts'
 
 Objective = Callable[[Params], tuple[Tensor, Tree]]
@@ -74,6 +75,13 @@ class Assignment:
     round: int
 
 
+class Learning(NamedTuple):
+    """What learns in a phase, and how."""
+
+    names: tuple[str, ...]
+    is_addons: bool  # an add-on's own phase: plain steps on the composed loss, whatever the method makes of a step
+
+
 class LocalTraining:
     """The hooks of a composition, called in order for one client."""
 
@@ -99,20 +107,21 @@ class LocalTraining:
         params, state = self.composition.start(net, params, state, view)
         return {"params": params, "buffers": buffers, "state": state, "momentum": momentum}
 
-    def enter(self, carry: Tree, phase: Phase) -> tuple[Tree, tuple[str, ...]]:
-        """Return the carry at the start of a phase, with fresh or kept momentum, and the names that learn in it."""
+    def enter(self, carry: Tree, phase: Phase) -> tuple[Tree, Learning]:
+        """Return the carry at the start of a phase, with fresh or kept momentum, and what learns in it."""
         trained = tuple(n for n in carry["params"] if self.composition.is_trained(self.net, n, phase))
+        learning = Learning(trained, phase.owner is not None)
         if self.keeps_momentum:
-            return carry, trained
+            return carry, learning
         momentum = zeros_like({n: carry["params"][n] for n in trained}) if self.train.momentum else {}
-        return {**carry, "momentum": momentum}, trained
+        return {**carry, "momentum": momentum}, learning
 
     def step(
-        self, carry: Tree, batch: Batch, view: View, trained: tuple[str, ...], differentiate: Differentiate
+        self, carry: Tree, batch: Batch, view: View, learning: Learning, differentiate: Differentiate
     ) -> tuple[Tree, Tensor]:
         """Return the carry after one local step, and the step's loss."""
-        local = _Local(self, carry, view, trained, differentiate)
-        method = self.composition.method
+        local = _Local(self, carry, view, learning, differentiate)
+        method = _PLAIN if learning.is_addons else self.composition.method
         own = view._replace(server=view.server["method"])
         net = self.net.bind(carry["buffers"], training=False)
         params, state = method.step(local, net, carry["params"], carry["state"]["method"], batch, own)
@@ -138,11 +147,12 @@ class _Local:
     """What a `Method.step` sees as `local`; lives for one step."""
 
     def __init__(
-        self, training: LocalTraining, carry: Tree, view: View, trained: tuple[str, ...], differentiate: Differentiate
+        self, training: LocalTraining, carry: Tree, view: View, learning: Learning, differentiate: Differentiate
     ):
         self._training = training
         self._view = view
-        self._trained = trained
+        self._trained = learning.names
+        self._is_addons = learning.is_addons
         self._differentiate = differentiate
         self.buffers: Params = carry["buffers"]
         self.momentum: Params = carry["momentum"]
@@ -155,7 +165,8 @@ class _Local:
 
         def objective(trained: Params) -> tuple[Tensor, Tree]:
             bound = net.bind(self.buffers, training=bool(self._trained))
-            loss, after = composition.loss(bound, {**params, **trained}, before, batch, self._view)
+            loss_of = composition.plain_loss if self._is_addons else composition.loss
+            loss, after = loss_of(bound, {**params, **trained}, before, batch, self._view)
             return loss, {"state": after, "buffers": bound.buffers}
 
         if not self._trained:  # a phase that only looks
@@ -165,7 +176,8 @@ class _Local:
             return {}, self.state["method"]
         gradient, self.loss, rest = self._differentiate(objective, {n: params[n] for n in self._trained})
         self.state, self.buffers = rest["state"], rest["buffers"]
-        gradient = composition.correct(net, gradient, params, self.state, self._view)
+        if not self._is_addons:
+            gradient = composition.correct(net, gradient, params, self.state, self._view)
         return gradient, self.state["method"]
 
     def descend(self, params: Params, gradient: Params) -> Params:

@@ -80,7 +80,7 @@ class SerialExecutor:
         loss = torch.zeros((), device=device)
         for phase, schedule, draws in zip(assignment.phases, job.schedules, job.draws, strict=True):
             view = view._replace(phase=phase.name)
-            carry, trained = training.enter(carry, phase)
+            carry, learning = training.enter(carry, phase)
             positions = torch.from_numpy(schedule.positions).to(device)
             masks = batch_mask(schedule.lengths, schedule.positions.shape[1], device)
             drawn = as_tensors(draws, device)
@@ -88,7 +88,7 @@ class SerialExecutor:
                 rows = positions[k, :length]
                 draw = {name: d[k] for name, d in drawn.items()}
                 batch = Batch(x[rows], y[rows], masks[k, :length], draw, protected=protected[rows])
-                carry, step_loss = training.step(carry, batch, view, trained, differentiate)
+                carry, step_loss = training.step(carry, batch, view, learning, differentiate)
                 loss += step_loss
         upload, state = training.end(carry, view._replace(phase="finish"), assignment.shared)
         steps = job.num_steps

@@ -75,10 +75,10 @@ class StackedExecutor:
         carry = vmap(lambda p, b, s, o: training.begin(p, b, s, view("start", o)))(params, buffers, states, own)
         loss = torch.zeros(len(jobs), device=device)
         for number, phase in enumerate(assignment.phases):
-            carry, trained = training.enter(carry, phase)
+            carry, learning = training.enter(carry, phase)
 
-            def step(carry: Tree, batch: Batch, own: Any, name: str = phase.name, names: Any = trained) -> Any:
-                return training.step(carry, batch, view(name, own), names, differentiate)
+            def step(carry: Tree, batch: Batch, own: Any, name: str = phase.name, learning: Any = learning) -> Any:
+                return training.step(carry, batch, view(name, own), learning, differentiate)
 
             batched = vmap(step)
             for batch, active in self._batches(jobs, number):

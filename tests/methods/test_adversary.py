@@ -13,7 +13,7 @@ from fedcore.seeds import stream
 from fedcore.trees import flatten
 from fedcore.types import Batch, Output
 from tests import toys
-from tests.methods import twins
+from tests.methods import cases, twins
 
 EXECUTORS = ["serial", "stacked"]
 LAYERS = 3  # of the adversary in the twins: two hidden ones
@@ -278,3 +278,16 @@ def test_what_cannot_be_is_refused_by_name():
         (name,) = settings
         with pytest.raises(ValueError, match=rf"methods\.toy\.add\.adversary\.{name}"):
             toys.composition(add={"adversary": settings})
+
+
+@pytest.mark.parametrize("executor", ["serial", "stacked"])
+@pytest.mark.parametrize("name", ["fedbr", "perfedavg", "pfedme", "scaffold"])
+def test_a_method_that_changes_the_step_keeps_it_to_its_own_phases(name, executor):
+    """At strength 0 the method is what it is without the adversary, also where it replaces the step."""
+    settings = cases.METHODS[name].settings
+    plain, measured = (
+        toys.run(toys.composition(name, add, **settings), executor=executor)
+        for add in ({}, {"adversary": {"strength": 0.0, "hidden": [4]}})
+    )
+    assert toys.equal(plain.server.params, measured.server.params)
+    assert plain.history[-1]["personal/test/loss"] == measured.history[-1]["personal/test/loss"]
