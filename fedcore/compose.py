@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,9 @@ from fedcore.methods.base import Method, Phase
 from fedcore.models.net import Net
 from fedcore.seeds import stream
 from fedcore.types import Batch, ClientInfo, Cohort, Output, Params, Population, State, View, cross_entropy
+
+Objective = Callable[[Params], tuple[Tensor, State]]
+Differentiate = Callable[[Objective, Params], tuple[Params, Tensor, State]]  # -> gradient, loss, what else came out
 
 _METHOD = "method"  # the method's name in state trees; add-ons go by their own
 
@@ -160,15 +163,19 @@ class Composition:
         features = net.features(params, x, {place: partial(change, place=place) for place in places})
         return Output(features, net.classify(params, changed(features, None)), seen)
 
-    def loss(self, net: Net, params: Params, state: State, batch: Batch, view: View) -> tuple[Tensor, State]:
+    def loss(
+        self, net: Net, params: Params, state: State, batch: Batch, view: View, differentiate: Differentiate
+    ) -> tuple[Tensor, State]:
         """Return the training loss [] and the new state of every part."""
-        fit = _Fit(self, net, state, view)
+        fit = _Fit(self, net, state, view, differentiate)
         total, own = self.method.loss(fit, net, params, state[_METHOD], batch, _part_view(view, _METHOD))
         return total, {**fit.state, _METHOD: own}
 
-    def plain_loss(self, net: Net, params: Params, state: State, batch: Batch, view: View) -> tuple[Tensor, State]:
+    def plain_loss(
+        self, net: Net, params: Params, state: State, batch: Batch, view: View, differentiate: Differentiate
+    ) -> tuple[Tensor, State]:
         """Return the task's loss [] with the add-ons' terms alone, and the new state of every part."""
-        fit = _Fit(self, net, state, view)
+        fit = _Fit(self, net, state, view, differentiate)
         return fit(params, batch), fit.state
 
     def correct(self, net: Net, gradient: Params, params: Params, state: State, view: View) -> Params:
@@ -230,7 +237,8 @@ class Composition:
 class _Fit:
     """What a `Method.loss` sees as `fit`; lives for one step and remembers the add-ons' new states."""
 
-    def __init__(self, composition: Composition, net: Net, state: State, view: View):
+    def __init__(self, composition: Composition, net: Net, state: State, view: View, differentiate: Differentiate):
+        self._differentiate = differentiate
         self._composition = composition
         self._net = net
         self._before = state
@@ -239,6 +247,9 @@ class _Fit:
 
     def __call__(self, params: Params, batch: Batch) -> Tensor:
         return self._evaluate(params, batch, {})[0]
+
+    def slopes(self, function: Callable[[Params], Tensor], params: Params) -> Params:
+        return self._differentiate(lambda leaves: (function(leaves), {}), params)[0]
 
     def mix(self, batch: Batch) -> Batch:
         for name, addon in self._composition.addons.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcore.compose import Composition
+from fedcore.compose import Composition, Differentiate
 from fedcore.config import Train
 from fedcore.engine.optim import descend
 from fedcore.engine.schedule import Schedule
@@ -22,9 +22,6 @@ from fedcore.types import Batch, ClientInfo, Params, State, View
 
 _PLAIN = Method()
 _OPTIMISER = "optimiser"  # its branch of a client's state, beside the parts'
-
-Objective = Callable[[Params], tuple[Tensor, Tree]]
-Differentiate = Callable[[Objective, Params], tuple[Params, Tensor, Tree]]  # -> gradient, loss, what else came out
 
 
 @dataclass(frozen=True)
@@ -89,6 +86,7 @@ class LocalTraining:
         self.composition = composition
         self.net = net
         self.train = train
+        self._learning: dict[Phase, Learning] = {}  # by phase: clients do not differ in it
 
     @property
     def keeps_momentum(self) -> bool:
@@ -109,11 +107,13 @@ class LocalTraining:
 
     def enter(self, carry: Tree, phase: Phase) -> tuple[Tree, Learning]:
         """Return the carry at the start of a phase, with fresh or kept momentum, and what learns in it."""
-        trained = tuple(n for n in carry["params"] if self.composition.is_trained(self.net, n, phase))
-        learning = Learning(trained, phase.owner is not None)
+        learning = self._learning.get(phase)
+        if learning is None:
+            names = tuple(n for n in carry["params"] if self.composition.is_trained(self.net, n, phase))
+            learning = self._learning[phase] = Learning(names, phase.owner is not None)
         if self.keeps_momentum:
             return carry, learning
-        momentum = zeros_like({n: carry["params"][n] for n in trained}) if self.train.momentum else {}
+        momentum = zeros_like({n: carry["params"][n] for n in learning.names}) if self.train.momentum else {}
         return {**carry, "momentum": momentum}, learning
 
     def step(
@@ -166,7 +166,7 @@ class _Local:
         def objective(trained: Params) -> tuple[Tensor, Tree]:
             bound = net.bind(self.buffers, training=bool(self._trained))
             loss_of = composition.plain_loss if self._is_addons else composition.loss
-            loss, after = loss_of(bound, {**params, **trained}, before, batch, self._view)
+            loss, after = loss_of(bound, {**params, **trained}, before, batch, self._view, self._differentiate)
             return loss, {"state": after, "buffers": bound.buffers}
 
         if not self._trained:  # a phase that only looks

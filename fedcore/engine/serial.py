@@ -10,12 +10,12 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from fedcore.compose import Objective
 from fedcore.engine.local import (
     Assignment,
     Examples,
     Job,
     LocalTraining,
-    Objective,
     Outcome,
     as_tensors,
     batch_mask,

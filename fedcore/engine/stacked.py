@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
+from fedcore.compose import Objective
 from fedcore.engine.local import (
     Assignment,
     Examples,
     Job,
     LocalTraining,
-    Objective,
     Outcome,
     as_tensors,
     batch_mask,

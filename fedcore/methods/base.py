@@ -7,7 +7,7 @@ one batch: they return new values, never change their arguments, never branch on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -25,6 +25,10 @@ class Fit(Protocol):
 
     def __call__(self, params: Params, batch: Batch) -> Tensor:
         """Return the loss [] on a batch."""
+        ...
+
+    def slopes(self, function: Callable[[Params], Tensor], params: Params) -> Params:
+        """Return the gradient of a function [] of parameters; it is a constant to the loss's own gradient."""
         ...
 
     def mix(self, batch: Batch) -> Batch:

@@ -128,8 +128,10 @@ class Fedbr(Method):
         if self.mu:
             received = net.bind(net.buffers, training=False).features(view.anchor, x).detach()
             if self.max_step and self.projection:
-                constants = (generated.features.detach(), natural.features.detach(), received, batch)
-                slopes = torch.func.grad(self._contrast)(projection, *constants)
+                pseudo_features, own_features = generated.features.detach(), natural.features.detach()
+                slopes = fit.slopes(
+                    lambda p: self._contrast(p, pseudo_features, own_features, received, batch), projection
+                )
                 projection = {n: p + view.lr * slopes[n] for n, p in projection.items()}
             total = total + self.mu * self._contrast(projection, generated.features, natural.features, received, batch)
         return total, {"projection": projection}

@@ -119,9 +119,9 @@ def test_short_batches_are_really_short_in_the_reference():
         def __getattr__(self, name):
             return getattr(work.composition, name)
 
-        def loss(self, net, params, state, batch, view):
+        def loss(self, net, params, state, batch, view, differentiate):
             seen.append(len(batch.y))
-            return original(net, params, state, batch, view)
+            return original(net, params, state, batch, view, differentiate)
 
     work.executor.training.composition = Spy()
     list(work._local([1], 0, work.composition.phases(work.train), "batches"))
