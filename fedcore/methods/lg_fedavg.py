@@ -112,13 +112,18 @@ class LgFedavg(Method):
         return not name.startswith(_AUX) and (max(round, 0) < self.fedavg_rounds or self._is_global(name))
 
     def check(self, net: Net, train: Train) -> None:
-        """Refuse layers the model does not have, and turning what is no square image."""
+        """Refuse layers the model does not have, no round of its own, and turning what is no square image."""
         names = [*net.initial_params, *net.initial_buffers]
         layers = {".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 1)}
         for layer in self.global_layers:
             if layer not in layers:
                 raise ValueError(f"global_layers: the model has no layer '{layer}'" + nearest(layer, layers))
         net.check_layer(self.auxiliary_layer, "auxiliary_layer")
+        if self.fedavg_rounds >= train.rounds:
+            raise ValueError(
+                f"fedavg_rounds: {self.fedavg_rounds} of {train.rounds} rounds leave none for LG-FedAvg;"
+                f" use at most {train.rounds - 1}"
+            )
         shape = net.input_shape
         if self.auxiliary == "rotation" and (len(shape) != 3 or shape[1] != shape[2]):
             raise ValueError(

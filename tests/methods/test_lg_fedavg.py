@@ -116,3 +116,10 @@ def test_a_layer_that_does_not_exist_is_refused_by_name():
         composed.check(work.net, work.train)
     with pytest.raises(ValueError, match=r"methods\.toy\.fedavg_rounds"):
         toys.composition("lg_fedavg", fedavg_rounds=-1)
+
+
+def test_the_first_stage_must_leave_rounds_for_the_second():
+    work = toys.training(toys.composition("lg_fedavg", fedavg_rounds=3), rounds=3)
+    with pytest.raises(ValueError, match=r"fedavg_rounds: 3 of 3 rounds leave none for LG-FedAvg; use at most 2"):
+        work.composition.check(work.net, work.train)
+    work.composition.check(work.net, work.train.model_copy(update={"rounds": 4}))
