@@ -115,7 +115,7 @@ def describe(
         "clients": {"training": federation.num_clients, "unseen": federation.num_unseen},
         "views": ["global"] * method.has_global
         + ["personal"]
-        + ["unseen"] * (federation.num_unseen > 0 and method.has_global),
+        + ["unseen"] * (federation.num_unseen > 0 and method.has_global and not training.train.newcomer_rounds),
     }
     device = training.examples.device
     runs_on = str(device) if device.type == "cpu" else f"cuda ({_gpu_name()})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
@@ -22,9 +23,13 @@ _CHUNK = 512  # rows per forward pass; fixed, so that results do not depend on m
 
 
 class Scorer:
-    """Scores models: forward passes in evaluation mode, nothing else."""
+    """Scores models: forward passes in evaluation mode, nothing else.
 
-    def __init__(self, composition: Composition, net: Net, examples: Examples, federation: Federation):
+    Rows go through the model in chunks of a fixed size, `workers` of them at a time; results do not depend on that.
+    """
+
+    def __init__(self, composition: Composition, net: Net, examples: Examples, federation: Federation, workers: int):
+        self.workers = workers
         self.composition = composition
         self.net = net
         self.examples = examples
@@ -81,24 +86,31 @@ class Scorer:
                 return scores, truth, seen
         return None
 
-    @torch.no_grad()
     def _rows(
         self, params: Params, buffers: Params, rows: NDArray[np.int64]
     ) -> tuple[dict[str, NDArray[np.bool_]], NDArray[np.float64]]:
         """Return which rows every reading of the logits gets right, and the losses; "" is the largest logit."""
-        net, classes = self.net.bind(buffers, training=False), self.federation.dataset.num_classes
-        hits: dict[str, list[torch.Tensor]] = {"": []}
-        losses = []
-        for begin in range(0, len(rows), _CHUNK):
-            x, y = self.examples.gather(rows[begin : begin + _CHUNK])
-            logits = self.composition.forward(net, params, x).logits
-            hits[""].append(logits.argmax(1) == y)
-            for name, classified in self.composition.predictions(logits, classes).items():
-                hits.setdefault(name, []).append(classified == y)
-            losses.append(cross_entropy(logits, y).double())
-        if not losses:
+        parts = [rows[begin : begin + _CHUNK] for begin in range(0, len(rows), _CHUNK)]
+        if not parts:
             return {"": np.empty(0, bool)}, np.empty(0)
-        return {n: torch.cat(h).cpu().numpy() for n, h in hits.items()}, torch.cat(losses).cpu().numpy()
+        if self.workers > 1 and len(parts) > 1:
+            with ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                found = list(pool.map(lambda part: self._chunk(params, buffers, part), parts))
+        else:
+            found = [self._chunk(params, buffers, part) for part in parts]
+        hits = {name: np.concatenate([h[name] for h, _ in found]) for name in found[0][0]}
+        return hits, np.concatenate([losses for _, losses in found])
+
+    @torch.no_grad()
+    def _chunk(
+        self, params: Params, buffers: Params, rows: NDArray[np.int64]
+    ) -> tuple[dict[str, NDArray[np.bool_]], NDArray[np.float64]]:
+        net = self.net.bind(buffers, training=False)
+        x, y = self.examples.gather(rows)
+        logits = self.composition.forward(net, params, x).logits
+        read = {"": logits.argmax(1), **self.composition.predictions(logits, self.federation.dataset.num_classes)}
+        hits = {name: (classes == y).cpu().numpy() for name, classes in read.items()}
+        return hits, cross_entropy(logits, y).double().cpu().numpy()
 
 
 def concatenate(scores: Sequence[Scores]) -> Scores:

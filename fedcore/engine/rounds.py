@@ -74,7 +74,7 @@ class Training:
         self.resources: State = resources or {}
         self.composition, self.net, self.federation = composition, net, federation
         self.train, self.seed, self.executor, self.examples = train, seed, executor, examples
-        self.scorer = Scorer(composition, net, examples, federation)
+        self.scorer = Scorer(composition, net, examples, federation, train.workers)
         params = {**net.initial_params, **composition.extra_params(net, seed)}
         initial = {n: p.to(examples.device) for n, p in params.items()}
         self.initial: Params = composition.prepare(net, initial, self.resources, seed)

@@ -171,3 +171,17 @@ def test_the_selected_round_is_not_the_last_somewhere():
     work = toys.training(toys.composition("local"), rounds=6, lr=0.3)
     work.run()
     assert work.progress.selected["personal"].round < 5
+
+
+def test_workers_score_the_same_as_one():
+    """600 test rows are two chunks; the losses of every client are the same bits."""
+    fed = toys.federation((3,) * 100)
+    one, two = (toys.training(None, fed, workers=workers) for workers in (1, 2))
+    first, second = (work.scorer.shared(work.initial, {}, range(100), "test") for work in (one, two))
+    assert first.examples.sum() == 600
+    assert (first.correct == second.correct).all()
+    assert (first.loss == second.loss).all()
+    assert (
+        one.scorer.probabilities(one.initial, {}, fed.rows(99, "test")).argmax(1)
+        == fed.dataset.labels[fed.rows(99, "test")]
+    ).sum() == first.correct[99]
