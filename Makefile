@@ -1,6 +1,6 @@
 # Every target is one or two plain commands; README lists them for machines without make.
 .DEFAULT_GOAL := help
-.PHONY: help setup repro test test-slow test-method check format serve stop flow ui publish report dag clean
+.PHONY: help setup repro experiment test test-slow test-method check format serve stop flow ui publish report dag clean
 
 RUN := . ./env.sh &&
 UI_PORT ?= 5000
@@ -17,6 +17,9 @@ repro: setup ## run the whole pipeline; only what a change touches is run again
 	@echo "report       reports/index.html (opens offline)"
 	@echo "every run    runs/<method>-<seed>/"
 	@echo "tracking     make ui, then http://127.0.0.1:$(UI_PORT)"
+
+experiment: setup ## run a comparison of the papers in a copy: make experiment NAME=dbe_fashion_mnist
+	@sh experiments/run.sh "$(NAME)"
 
 test: setup ## run the tests (no network, no GPU needed)
 	@$(RUN) python -m pytest -q $(ARGS)

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/decisions.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
 # Folders that hold results or caches of a run, and tools' own.
 UNTRACKED = {"runs", "reports", "data", "build", "dvc_plots"}
 

@@ -37,7 +37,8 @@ class Calibration(Addon):
     counts : {"local", "global"}
         Whose counts: the client's (the paper), or all clients' summed.
 
-    Presets     ``paper`` has the loss as it is printed, and the training section the paper states (5 epochs are ours).
+    Presets     ``paper``: the loss as it is printed, kept finite for a client of one class by ``missing: floor``, and
+                the training section the paper states (5 epochs are ours).
     Costs       none; global counts are sent once with the model.
     Differs     from the paper in the default `denominator`; evaluation uses uncalibrated logits, as there.
     Source      Zhang et al., ICML 2022, eq. 4, 5, 7. https://arxiv.org/abs/2209.00189
@@ -50,7 +51,11 @@ class Calibration(Addon):
     counts: Literal["local", "global"] = "local"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "clean": {},
-        "paper": {"denominator": "others", "train": {"batch_size": 128, "lr": 0.01, "local_epochs": 5}},
+        "paper": {
+            "denominator": "others",
+            "missing": "floor",
+            "train": {"batch_size": 128, "lr": 0.01, "local_epochs": 5},
+        },
     }
 
     def init_server(self, net: Net, params: Params, population: Population) -> State:

@@ -57,7 +57,7 @@ class Dbe(Addon):
             total [D]  sum over the examples so far, scratch of the set-up round (``full_pass``)
             noise [D]  e (``noise`` above 0)
 
-    Costs       D scalars each way once, then as the method below it; D scalars per client in the store.
+    Costs       D scalars up once and down with every model; D scalars per client in the store.
     Differs     from the released code: nothing in the default setting (its running means are not bias-corrected,
                 only the current batch carries gradient, all as here). b_i gets no weight decay there; here it follows
                 the training section's. It drops a last batch that is not full, as preset ``paper`` does.
