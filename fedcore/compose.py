@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedcore import discovery
@@ -16,13 +15,9 @@ from fedcore.config import Config, ConfigError, MethodBlock, Problem, Train, nea
 from fedcore.discovery import Part
 from fedcore.methods.base import Method, Phase
 from fedcore.models.net import Net
+from fedcore.objective import METHOD, ComposedLoss, Differentiate, part_view
 from fedcore.seeds import stream
-from fedcore.types import Batch, ClientInfo, Cohort, Output, Params, Population, State, View, cross_entropy
-
-Objective = Callable[[Params], tuple[Tensor, State]]
-Differentiate = Callable[[Objective, Params], tuple[Params, Tensor, State]]  # -> gradient, loss, what else came out
-
-_METHOD = "method"  # the method's name in state trees; add-ons go by their own
+from fedcore.types import Batch, ClientInfo, Cohort, Output, Params, Population, State, View
 
 
 @dataclass(frozen=True)
@@ -124,10 +119,10 @@ class Composition:
 
     def start(self, net: Net, params: Params, state: State, view: View) -> tuple[Params, State]:
         """Return parameters and state at the start of local training."""
-        params, own = self.method.start(net, params, state[_METHOD], _part_view(view, _METHOD))
-        new = {_METHOD: own}
+        params, own = self.method.start(net, params, state[METHOD], part_view(view, METHOD))
+        new = {METHOD: own}
         for name, addon in self.addons.items():
-            new[name] = addon.start(net, params, state[name], _part_view(view, name))
+            new[name] = addon.start(net, params, state[name], part_view(view, name))
         return params, new
 
     # --- objective ---
@@ -152,7 +147,7 @@ class Composition:
         def changed(z: Tensor, place: str | None) -> Tensor:
             for name, addon in self.addons.items():
                 if addon.place == place:
-                    z = addon.features(params, z, view and _part_view(view, name))
+                    z = addon.features(params, z, view and part_view(view, name))
             return z
 
         def change(z: Tensor, place: str) -> Tensor:
@@ -167,21 +162,21 @@ class Composition:
         self, net: Net, params: Params, state: State, batch: Batch, view: View, differentiate: Differentiate
     ) -> tuple[Tensor, State]:
         """Return the training loss [] and the new state of every part."""
-        fit = _Fit(self, net, state, view, differentiate)
-        total, own = self.method.loss(fit, net, params, state[_METHOD], batch, _part_view(view, _METHOD))
-        return total, {**fit.state, _METHOD: own}
+        fit = ComposedLoss(self, net, state, view, differentiate)
+        total, own = self.method.loss(fit, net, params, state[METHOD], batch, part_view(view, METHOD))
+        return total, {**fit.state, METHOD: own}
 
     def plain_loss(
         self, net: Net, params: Params, state: State, batch: Batch, view: View, differentiate: Differentiate
     ) -> tuple[Tensor, State]:
         """Return the task's loss [] with the add-ons' terms alone, and the new state of every part."""
-        fit = _Fit(self, net, state, view, differentiate)
+        fit = ComposedLoss(self, net, state, view, differentiate)
         return fit(params, batch), fit.state
 
     def correct(self, net: Net, gradient: Params, params: Params, state: State, view: View) -> Params:
         """Return the gradient after every part's change."""
         for name, part in self._parts():
-            gradient = part.correct(net, gradient, params, state[name], _part_view(view, name))
+            gradient = part.correct(net, gradient, params, state[name], part_view(view, name))
         return gradient
 
     def predictions(self, logits: Tensor, num_classes: int) -> dict[str, Tensor]:
@@ -198,9 +193,9 @@ class Composition:
     def finish(self, shared: Params, params: Params, state: State, view: View) -> tuple[State, State]:
         """Return uploads and states to keep, by part."""
         uploads, new = {}, {}
-        uploads[_METHOD], new[_METHOD] = self.method.finish(shared, params, state[_METHOD], _part_view(view, _METHOD))
+        uploads[METHOD], new[METHOD] = self.method.finish(shared, params, state[METHOD], part_view(view, METHOD))
         for name, addon in self.addons.items():
-            uploads[name], new[name] = addon.finish(params, state[name], _part_view(view, name))
+            uploads[name], new[name] = addon.finish(params, state[name], part_view(view, name))
         return uploads, new
 
     def aggregate(self, shared: Params, server: State, mean: State, cohort: Cohort) -> tuple[Params, State]:
@@ -211,7 +206,7 @@ class Composition:
         new = dict(server)
         set_up = cohort.round < 0
         if not set_up or -cohort.round <= self.method.setup_rounds:
-            updated, new[_METHOD] = self.method.aggregate(shared, server[_METHOD], mean[_METHOD], cohort)
+            updated, new[METHOD] = self.method.aggregate(shared, server[METHOD], mean[METHOD], cohort)
             shared = shared if set_up else updated
         for name, addon in self.addons.items():
             if not set_up or -cohort.round <= addon.setup_rounds:
@@ -231,84 +226,7 @@ class Composition:
         return (Phase(), *looks)
 
     def _parts(self) -> list[tuple[str, Method | Addon]]:
-        return [(_METHOD, self.method), *self.addons.items()]
-
-
-class _Fit:
-    """What a `Method.loss` sees as `fit`; lives for one step and remembers the add-ons' new states."""
-
-    def __init__(self, composition: Composition, net: Net, state: State, view: View, differentiate: Differentiate):
-        self._differentiate = differentiate
-        self._composition = composition
-        self._net = net
-        self._before = state
-        self._view = view
-        self.state: State = dict(state)
-
-    def __call__(self, params: Params, batch: Batch) -> Tensor:
-        return self._evaluate(params, batch, {})[0]
-
-    def slopes(self, function: Callable[[Params], Tensor], params: Params) -> Params:
-        return self._differentiate(lambda leaves: (function(leaves), {}), params)[0]
-
-    def mix(self, batch: Batch) -> Batch:
-        for name, addon in self._composition.addons.items():
-            batch = addon.mix(batch, _part_view(self._view, name))
-        return batch
-
-    def joined(self, params: Params, batch: Batch, rows: Tensor) -> tuple[Tensor, Output, Output]:
-        total, output, others = self._evaluate(params, batch, {_METHOD: rows})
-        return total, output, others[_METHOD]
-
-    def _evaluate(
-        self, params: Params, batch: Batch, joined: Mapping[str, Tensor]
-    ) -> tuple[Tensor, Output, dict[str, Output]]:
-        """Return the loss, and what the model says of the batch and of every part's rows."""
-        parts = [(name, addon, _part_view(self._view, name)) for name, addon in self._composition.addons.items()]
-        batch = self.mix(batch)
-        extra = {name: addon.rows(batch, view) for name, addon, view in parts}
-        joined = {**{name: rows for name, rows in extra.items() if rows is not None}, **joined}
-        sizes = [len(batch.x), *map(len, joined.values())]
-        x = torch.cat([batch.x, *joined.values()]) if joined else batch.x
-        output, *others = _split(self._composition.forward(self._net, params, x, self._view), sizes)
-        rows = dict(zip(joined, others, strict=True))
-        logits = self._composition.method.logits(output.logits, _part_view(self._view, _METHOD))
-        for _, addon, view in parts:
-            logits = addon.logits(logits, view)
-        total = batch.mean(_task_losses(logits, batch))
-        for name, addon, view in parts:
-            if type(addon).penalty is Addon.penalty:
-                continue
-            before = self._before[name]
-            seen, also = _at(output, addon.place), rows.get(name)
-            also = also and _at(also, addon.place)
-            term, self.state[name] = addon.penalty(self._net, params, before, batch, seen, also, view)
-            total = total + term
-        return total, output, rows
-
-
-def _task_losses(logits: Tensor, batch: Batch) -> Tensor:
-    losses = cross_entropy(logits, batch.y)
-    if batch.second:
-        labels, share = batch.second
-        losses = share * losses + (1 - share) * cross_entropy(logits, labels)
-    return losses
-
-
-def _split(output: Output, sizes: list[int]) -> list[Output]:
-    features, logits = torch.split(output.features, sizes), torch.split(output.logits, sizes)
-    layers = {name: torch.split(z, sizes) for name, z in output.layers.items()}
-    return [
-        Output(features[i], logits[i], {name: parts[i] for name, parts in layers.items()}) for i in range(len(sizes))
-    ]
-
-
-def _at(output: Output, place: str | None) -> Output:
-    return output if place is None else output._replace(features=output.layers[place])
-
-
-def _part_view(view: View, part: str) -> View:
-    return view._replace(server=view.server[part])
+        return [(METHOD, self.method), *self.addons.items()]
 
 
 def build(label: str, block: MethodBlock) -> Composition:
@@ -343,7 +261,7 @@ def build(label: str, block: MethodBlock) -> Composition:
         return discovery.build(cls, own, path)
 
     try:
-        method = made(discovery.method_class(name), block.settings, path, _METHOD)
+        method = made(discovery.method_class(name), block.settings, path, METHOD)
     except ConfigError as error:
         problems += error.problems
     for addon, settings in block.add.items():

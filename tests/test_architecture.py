@@ -29,7 +29,9 @@ ALLOWED = {
     "methods": GROUND | {"fedcore.methods.base", "fedcore.methods.parts", "fedcore.models"},
     "addons": GROUND | {"fedcore.addons.base", "fedcore.addons.parts", "fedcore.methods.base", "fedcore.models"},
     "discovery": GROUND | {"fedcore.methods", "fedcore.addons"},
-    "compose": GROUND | {"fedcore.methods", "fedcore.addons", "fedcore.models", "fedcore.discovery"},
+    "compose": GROUND
+    | {"fedcore.methods", "fedcore.addons", "fedcore.models", "fedcore.discovery", "fedcore.objective"},
+    "objective": GROUND | {"fedcore.addons", "fedcore.models", "fedcore.compose"},  # compose for its type alone
     "engine": {"fedcore"},
     "__init__": set[str](),
 }

@@ -11,12 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcore.compose import Composition, Differentiate
+from fedcore.compose import Composition
 from fedcore.config import Train
 from fedcore.engine.optim import descend
 from fedcore.engine.schedule import Schedule
 from fedcore.methods.base import Method, Phase
 from fedcore.models.net import Net
+from fedcore.objective import Differentiate
 from fedcore.trees import Tree, zeros_like
 from fedcore.types import Batch, ClientInfo, Params, State, View
 

@@ -10,7 +10,6 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from fedcore.compose import Objective
 from fedcore.engine.local import (
     Assignment,
     Examples,
@@ -21,6 +20,7 @@ from fedcore.engine.local import (
     batch_mask,
     validation_batch,
 )
+from fedcore.objective import Objective
 from fedcore.trees import Tree, tree_map
 from fedcore.types import Batch, Params, View
 

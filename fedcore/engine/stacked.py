@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from fedcore.compose import Objective
 from fedcore.engine.local import (
     Assignment,
     Examples,
@@ -22,6 +21,7 @@ from fedcore.engine.local import (
     batch_mask,
     validation_batch,
 )
+from fedcore.objective import Objective
 from fedcore.trees import Tree, pick, stack, tree_map
 from fedcore.types import Batch, ClientInfo, Params, View
 

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedcore.addons.mixup import Mixup
-from fedcore.compose import _task_losses
+from fedcore.objective import task_losses
 from fedcore.seeds import stream
 from fedcore.types import Batch
 from tests import toys
@@ -88,7 +88,7 @@ def test_two_labels_of_one_row_are_one_label():
     logits = torch.from_numpy(generator.normal(size=(4, 3)))
     y = torch.tensor([0, 1, 2, 1])
     batch = Batch(logits, y, torch.ones(4), {}, (y, torch.tensor(0.3)))
-    torch.testing.assert_close(_task_losses(logits, batch), cross_entropy(logits, y, reduction="none"))
+    torch.testing.assert_close(task_losses(logits, batch), cross_entropy(logits, y, reduction="none"))
 
 
 def test_masked_logits_stay_finite():
