@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -41,9 +41,7 @@ class Cnn(Section):
     @model_validator(mode="before")
     @classmethod
     def _channels_from_list(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and isinstance(values.get("channels"), list):
-            return {**values, "channels": tuple(values["channels"])}
-        return values
+        return _with_tuples(values, "channels")
 
 
 class LeNet(Section):
@@ -60,4 +58,77 @@ class GroupCnn(Section):
     name: Literal["group_cnn"]
 
 
-Model = Annotated[SoftmaxRegression | Mlp | Cnn | LeNet | GroupCnn, Field(discriminator="name")]
+class Vgg11(Section):
+    """VGG-11 without normalisation, averaged over the image: FedBR's model of CIFAR-10."""
+
+    needs_images: ClassVar[bool] = True
+    name: Literal["vgg11"]
+    # Of the first convolution; the later ones have 2, 4 and 8 times as many channels.
+    width: Count = 64
+
+
+class ResNet(Section):
+    """A residual network: VHL's with the stem ``cifar``, DBE's and FedLC's with torchvision's, ``stock``."""
+
+    needs_images: ClassVar[bool] = True
+    name: Literal["resnet"]
+    depth: Literal[10, 18, 34, 50] = 18
+    stem: Literal["cifar", "stock"] = "cifar"
+    # Of the first stage; each later one has twice as many channels.
+    width: Count = 64
+    norm: Literal["batch", "group"] = "batch"
+    batch_norm: BatchNormPolicy = "sync"
+
+
+class Cct(Section):
+    """A compact convolutional transformer with a 3x3 convolution; by default CCT-7/3x1, FedBR's model of CIFAR-100."""
+
+    needs_images: ClassVar[bool] = True
+    name: Literal["cct"]
+    layers: Count = 7
+    heads: Count = 4
+    width: Count = 256
+
+    @model_validator(mode="after")
+    def _heads_share_the_width(self) -> Self:
+        if self.width % self.heads:
+            valid = self.width + self.heads - self.width % self.heads
+            raise ValueError(f"width {self.width} is no multiple of heads {self.heads}; valid: {valid}")
+        return self
+
+
+class FastText(Section):
+    """The mean of a text's word embeddings, a hidden linear layer and the head: DBE's model of AG News."""
+
+    needs_images: ClassVar[bool] = False
+    name: Literal["fast_text"]
+    # Token ids are below it; 0 is padding.
+    vocabulary: Count = 98_635
+    width: Count = 32
+
+
+class HarCnn(Section):
+    """Two convolutions along the time and two hidden layers, for series of sensor readings."""
+
+    needs_images: ClassVar[bool] = False
+    name: Literal["har_cnn"]
+    channels: tuple[Count, Count] = (32, 64)
+    hidden: tuple[Count, Count] = (1024, 512)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pairs_from_lists(cls, values: Any) -> Any:
+        return _with_tuples(values, "channels", "hidden")
+
+
+def _with_tuples(values: Any, *keys: str) -> Any:
+    """Return the section with these keys' lists as tuples: YAML has no others."""
+    if not isinstance(values, Mapping):
+        return values
+    return {**values, **{key: tuple(values[key]) for key in keys if isinstance(values.get(key), list)}}
+
+
+Model = Annotated[
+    SoftmaxRegression | Mlp | Cnn | LeNet | GroupCnn | Vgg11 | ResNet | Cct | FastText | HarCnn,
+    Field(discriminator="name"),
+]

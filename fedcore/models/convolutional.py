@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fedcore.config import Cnn
+from fedcore.models.inputs import check_images
 from fedcore.models.net import Model
 
 
@@ -20,7 +21,7 @@ def cnn(config: Cnn, input_shape: tuple[int, ...], num_classes: int) -> Model:
     ValueError
         If inputs are no images, or smaller than 4 pixels on a side.
     """
-    _check_images("cnn", input_shape)
+    check_images("cnn", input_shape)
     padding = _padding(input_shape)
     first, second = config.channels
     convolutions = nn.Sequential(
@@ -49,7 +50,7 @@ def lenet(input_shape: tuple[int, ...], num_classes: int) -> Model:
     ValueError
         If inputs are no images, or smaller than 4 pixels on a side.
     """
-    _check_images("lenet", input_shape)
+    check_images("lenet", input_shape)
     padding = _padding(input_shape)
     convolutions = nn.Sequential(
         nn.Conv2d(input_shape[0], 6, 5, padding=padding),
@@ -75,7 +76,7 @@ def group_cnn(input_shape: tuple[int, ...], num_classes: int) -> Model:
     ValueError
         If inputs are no images, or smaller than 4 pixels on a side.
     """
-    _check_images("group_cnn", input_shape)
+    check_images("group_cnn", input_shape)
     body = nn.Sequential()
     channels, layers = input_shape[0], {}
     for number, (width, stride) in enumerate([(64, 1), (128, 2), (128, 1), (128, 1)], 1):
@@ -83,14 +84,6 @@ def group_cnn(input_shape: tuple[int, ...], num_classes: int) -> Model:
         channels, layers[f"conv{number}"] = width, len(body)
     body.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten()])
     return Model(body, nn.Linear(channels, num_classes), channels, layers, input_shape)
-
-
-def _check_images(name: str, input_shape: tuple[int, ...]) -> None:
-    if len(input_shape) != 3 or min(input_shape[1:]) < 4:
-        raise ValueError(
-            f"model.name '{name}' needs images of at least 4x4 pixels, got inputs of shape {input_shape};"
-            " valid here: mlp, softmax_regression"
-        )
 
 
 def _padding(input_shape: tuple[int, ...]) -> int:
