@@ -111,6 +111,7 @@ def describe(
             "class_names": list(data.class_names),
             "offset": list(data.offset),
             "scale": list(data.scale),
+            **({} if data.num_tokens is None else {"num_tokens": data.num_tokens}),
         },
         "clients": {"training": federation.num_clients, "unseen": federation.num_unseen},
         "views": ["global"] * method.has_global

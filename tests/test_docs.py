@@ -17,6 +17,7 @@ from tests.test_readme import README, ROOT
 
 METHODS = ROOT / "docs" / "methods"
 DATA = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+MODELS = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
 INDEX = (METHODS / "README.md").read_text(encoding="utf-8")
 PAGES = sorted(path for path in METHODS.glob("*.md") if path.name != "README.md")
 ADDONS = {name: discovery.addon_class(name) for name in discovery.addon_names()}
@@ -38,6 +39,7 @@ SHAPES = {
     "cifar10": ((3, 32, 32), 10),
     "adult": ((93,), 2),
     "synthetic": ((60,), 10),
+    "csv": ((4,), 2),
 }
 
 
@@ -192,3 +194,21 @@ def test_the_data_page_has_the_keys_of_generators_with_their_defaults() -> None:
         assert set(own) <= set(re.findall(r"`(\w+)`", cell)), f"the row of '{name}' lacks a key"
         for key, value in re.findall(r"`(\w+)` \(([\d.]+)\)", cell):
             assert own[key].default == parsed(value), f"{name}.{key}"
+
+
+def test_the_models_page_has_every_model_with_its_keys_places_and_size() -> None:
+    table, sections = rows(MODELS, "Models", "`name`"), choices(config.Model, "name")
+    assert set(table) == set(sections)
+    for name, (_, _, keys, places, _, example, parameters, _) in table.items():
+        section = sections[name]
+        own = set(section.model_fields) - {"name"}
+        assert own == set(re.findall(r"`(\w+)` \(", keys)), name
+        for key, default in re.findall(r"`(\w+)` \(([^;)]*)", keys):
+            assert plain(section.model_fields[key].default) == parsed(default), f"{name}.{key}"
+        found = re.match(r"([\dx]+) to (\d+)(?:, `(.*)`)?$", example)
+        assert found, f"{name}: {example}"
+        values = {"name": name, **(parsed(found[3]) if found[3] else {})}
+        net = models.build(section.model_validate(values), tuple(map(int, found[1].split("x"))), int(found[2]), seed=0)
+        assert sum(leaf.numel() for leaf in net.initial_params.values()) == int(parameters.replace(",", "")), name
+        for place in re.findall(r"`(\w+)`", places):
+            assert place in net.layer_shapes, f"{name}: {place}"

@@ -14,18 +14,38 @@ from pydantic import Field, ValidationError, model_validator
 
 from fedcore.config.dataset import (
     AdultData,
+    AgNewsData,
     Cifar10Data,
     Cifar100Data,
+    CsvData,
     Dataset,
     DigitsData,
+    FemnistData,
+    HarData,
     ImageFolderData,
     MnistData,
     Normalise,
+    NpzData,
     ParquetData,
+    SvhnData,
     SyntheticData,
+    TableData,
     TinyImagenetData,
 )
-from fedcore.config.model import BatchNormPolicy, Cnn, GroupCnn, LeNet, Mlp, Model, SoftmaxRegression
+from fedcore.config.model import (
+    BatchNormPolicy,
+    Cct,
+    Cnn,
+    FastText,
+    GroupCnn,
+    HarCnn,
+    LeNet,
+    Mlp,
+    Model,
+    ResNet,
+    SoftmaxRegression,
+    Vgg11,
+)
 from fedcore.config.partition import (
     DirClientPartition,
     DirichletPartition,
@@ -57,7 +77,9 @@ from fedcore.problems import ConfigError, Path, Problem, explain, nearest
 
 __all__ = [
     "AdultData",
+    "AgNewsData",
     "BatchNormPolicy",
+    "Cct",
     "Cifar10Data",
     "Cifar100Data",
     "Cnn",
@@ -65,13 +87,18 @@ __all__ = [
     "Compare",
     "Config",
     "ConfigError",
+    "CsvData",
     "Dataset",
     "DigitsData",
     "DirClientPartition",
     "DirichletPartition",
     "DominantPartition",
+    "FastText",
+    "FemnistData",
     "FilePartition",
     "GroupCnn",
+    "HarCnn",
+    "HarData",
     "IidPartition",
     "ImageFolderData",
     "ImagesVirtual",
@@ -86,20 +113,25 @@ __all__ = [
     "NaturalPartition",
     "NoiseVirtual",
     "Normalise",
+    "NpzData",
     "ParquetData",
     "Partition",
     "PathologicalPartition",
     "Problem",
     "Pseudo",
+    "ResNet",
     "RsmPseudo",
     "Section",
     "ShardsPartition",
     "SoftmaxRegression",
     "Splits",
     "StyleganVirtual",
+    "SvhnData",
     "SyntheticData",
+    "TableData",
     "TinyImagenetData",
     "Train",
+    "Vgg11",
     "Virtual",
     "nearest",
     "train_for",
@@ -129,32 +161,33 @@ class Config(Section):
                 f"compare.baseline '{self.compare.baseline}' is not one of the methods"
                 + nearest(self.compare.baseline, self.methods)
             )
-        if self.partition.by_client and self.dataset.name != "synthetic":
+        if self.partition.by_client and self.dataset.own_clients is False:
             raise ValueError(
                 f"partition.scheme 'natural' needs a data set with clients of its own; '{self.dataset.name}' has none."
                 f" Valid: {valid_schemes(own_clients=False)}"
             )
-        if self.partition.by_label and self.dataset.name == "synthetic":
+        if self.partition.by_label and self.dataset.own_clients:
             raise ValueError(
-                f"partition.scheme '{self.partition.scheme}' would mix the clients of 'synthetic'."
+                f"partition.scheme '{self.partition.scheme}' would mix the clients of '{self.dataset.name}'."
                 f" Valid: {valid_schemes(own_clients=True)}"
             )
         if isinstance(self.partition, Splits) and self.partition.rotates and not self.dataset.is_image:
             raise ValueError(
-                f"partition.rotation turns images; '{self.dataset.name}' has feature vectors."
+                f"partition.rotation turns images; '{self.dataset.name}' has {self.dataset.kind}."
                 " Valid: rotation 0 and unseen_rotation null"
             )
         if self.virtual is not None and not self.dataset.is_image:
-            raise ValueError(f"virtual data are images; '{self.dataset.name}' has feature vectors. Valid: null")
-        if isinstance(self.pseudo, MixturePseudo) and self.pseudo.proxy.is_image != self.dataset.is_image:
-            kinds = {True: "images", False: "feature vectors"}
+            raise ValueError(f"virtual data are images; '{self.dataset.name}' has {self.dataset.kind}. Valid: null")
+        if self.pseudo is not None and self.dataset.kind == "token ids":
+            raise ValueError(f"pseudo data are means of examples; '{self.dataset.name}' has token ids. Valid: null")
+        if isinstance(self.pseudo, MixturePseudo) and self.pseudo.proxy.kind != self.dataset.kind:
             raise ValueError(
-                f"pseudo.proxy '{self.pseudo.proxy.name}' has {kinds[self.pseudo.proxy.is_image]},"
-                f" dataset '{self.dataset.name}' {kinds[self.dataset.is_image]}; they need one shape"
+                f"pseudo.proxy '{self.pseudo.proxy.name}' has {self.pseudo.proxy.kind},"
+                f" dataset '{self.dataset.name}' {self.dataset.kind}; they need one shape"
             )
         if self.model.needs_images and not self.dataset.is_image:
             raise ValueError(
-                f"model.name '{self.model.name}' needs images; '{self.dataset.name}' has feature vectors."
+                f"model.name '{self.model.name}' needs images; '{self.dataset.name}' has {self.dataset.kind}."
                 " Valid: mlp, softmax_regression"
             )
         return self

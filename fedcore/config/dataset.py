@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedcore.config.sections import Count, NonNegative, Section, Seed
 
@@ -12,11 +12,28 @@ from fedcore.config.sections import Count, NonNegative, Section, Seed
 # in common use for the set.
 Normalise = Literal["half", "official"]
 
+Content = Literal["images", "feature vectors", "signals", "token ids"]
+
 
 class Source(Section):
     """What every source says about its examples."""
 
-    is_image: ClassVar[bool] = True  # images [C, H, W]; otherwise feature vectors [F]
+    content: ClassVar[Content] = "images"
+
+    @property
+    def kind(self) -> Content:
+        """What an example is: images [C, H, W], feature vectors [F], signals [C, L] or token ids [L]."""
+        return self.content
+
+    @property
+    def is_image(self) -> bool:
+        """Whether an example is an image."""
+        return self.kind == "images"
+
+    @property
+    def own_clients(self) -> bool | None:
+        """Whether the set says which client holds what; None when only its files tell."""
+        return False
 
 
 class DigitsData(Source):
@@ -37,13 +54,18 @@ class MnistData(Source):
 class SyntheticData(Source):
     """Synthetic(alpha, beta) of the FedProx paper: 60 features, 10 classes, one generating model per client."""
 
-    is_image: ClassVar[bool] = False
+    content: ClassVar[Content] = "feature vectors"
 
     name: Literal["synthetic"]
     alpha: NonNegative = 0.0  # spread of the clients' models (a standard deviation)
     beta: NonNegative = 0.0  # spread of the clients' feature means (a standard deviation)
     clients: Count = 100
     seed: Seed = 0
+
+    @property
+    def own_clients(self) -> bool:
+        """True: every client has a generating model of its own."""
+        return True
 
 
 class Cifar10Data(Source):
@@ -81,11 +103,56 @@ class TinyImagenetData(Source):
 class AdultData(Source):
     """UCI Adult: does a person earn more than $50,000 a year? Race and sex are protected; never downloaded."""
 
-    is_image: ClassVar[bool] = False
+    content: ClassVar[Content] = "feature vectors"
 
     name: Literal["adult"]
     root: str = "data/raw"  # folder that holds adult/adult.data, as it is or with .gz
     test_file: bool = False  # also read adult/adult.test; its rows come after those of adult.data
+
+
+class SvhnData(Source):
+    """SVHN, cropped digits: 73,257 train + 26,032 test 32x32 colour images, 10 classes."""
+
+    name: Literal["svhn"]
+    root: str = "data/raw"  # folder that holds svhn/{train,test}_32x32.mat; filled by a download if it does not
+    download: bool = True
+    normalise: Normalise = "half"
+
+
+class FemnistData(Source):
+    """FEMNIST as LEAF writes it: 28x28 grey handwriting, 62 classes; clients are the writers; never downloaded."""
+
+    name: Literal["femnist"]
+    root: str = "data/raw"  # folder that holds femnist/train/*.json and, if there is a test part, femnist/test/*.json
+
+    @property
+    def own_clients(self) -> bool:
+        """True: the writers."""
+        return True
+
+
+class HarData(Source):
+    """UCI HAR, raw signals: what does a person do? 9 channels x 128 samples, 6 classes; clients are the 30 subjects."""
+
+    content: ClassVar[Content] = "signals"
+
+    name: Literal["har"]
+    root: str = "data/raw"  # folder that holds har/{train,test}.parquet; never downloaded
+
+    @property
+    def own_clients(self) -> bool:
+        """True: the subjects."""
+        return True
+
+
+class AgNewsData(Source):
+    """AG News as token ids: 120,000 train + 7,600 test texts, 4 classes; never downloaded."""
+
+    content: ClassVar[Content] = "token ids"
+
+    name: Literal["ag_news"]
+    root: str = "data/raw"  # folder that holds agnews/{train,test}_tokens.parquet
+    max_length: Count = 200  # tokens of a text: longer ones are cut, shorter ones filled with id 0
 
 
 class ImageFolderData(Source):
@@ -109,6 +176,68 @@ class ParquetData(Source):
     channels: Literal[1, 3] = 3
 
 
+class _OwnFiles(Source):
+    content: ClassVar[Content] = "feature vectors"
+
+    files: Annotated[list[str], Field(min_length=1)]  # train rows, in this order
+    test_files: list[str] = []  # official test rows, if there are any
+    standardise: bool = True  # features to mean 0 and deviation 1 over the train rows; false: as they are
+
+
+class _OwnTable(_OwnFiles):
+    label: str = "label"  # column: whole numbers or strings
+    features: Annotated[list[str], Field(min_length=1)] | None = None  # columns; null: all others that are numeric
+    client: str | None = None  # column: who holds the row, whole numbers or strings
+    protected: list[str] = []  # columns: 0 and 1, or any two values
+
+    @property
+    def own_clients(self) -> bool:
+        """Whether a column names the clients."""
+        return self.client is not None
+
+    @model_validator(mode="after")
+    def _roles_differ(self) -> Self:
+        roles = [("label", self.label), *([] if self.client is None else [("client", self.client)])]
+        roles += [(f"protected.{number}", name) for number, name in enumerate(self.protected)]
+        taken: dict[str, str] = {}
+        for key, name in [*roles, *((f"features.{number}", name) for number, name in enumerate(self.features or []))]:
+            if name in taken:
+                raise ValueError(f"{key}: column '{name}' is already {taken[name]}; a column has one role")
+            taken[name] = key
+        return self
+
+
+class CsvData(_OwnTable):
+    """Your own feature vectors: CSV files, as they are or with .gz, whose first line names the columns."""
+
+    name: Literal["csv"]
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
+
+
+class TableData(_OwnTable):
+    """Your own feature vectors: parquet files with a column per feature."""
+
+    name: Literal["table"]
+
+
+class NpzData(_OwnFiles):
+    """Your own arrays: ``.npz`` files with ``inputs`` and ``labels``, optionally ``clients`` and ``protected``."""
+
+    name: Literal["npz"]
+    images: bool = False  # inputs are images [n, C, H, W] uint8, scaled to -1..1; otherwise feature vectors [n, F]
+    protected: list[str] = []  # names of the columns of the array `protected`; without them protected_0, ...
+
+    @property
+    def kind(self) -> Content:
+        """Images or feature vectors, as ``images`` says."""
+        return "images" if self.images else "feature vectors"
+
+    @property
+    def own_clients(self) -> None:
+        """None: only the files tell."""
+        return None
+
+
 Dataset = Annotated[
     DigitsData
     | MnistData
@@ -117,7 +246,14 @@ Dataset = Annotated[
     | Cifar100Data
     | TinyImagenetData
     | AdultData
+    | SvhnData
+    | FemnistData
+    | HarData
+    | AgNewsData
     | ImageFolderData
-    | ParquetData,
+    | ParquetData
+    | CsvData
+    | TableData
+    | NpzData,
     Field(discriminator="name"),
 ]

@@ -57,7 +57,7 @@ class ImagesVirtual(Section):
     @classmethod
     def _has_images(cls, value: Dataset) -> Dataset:
         if not value.is_image:
-            raise ValueError(f"needs images; '{value.name}' has feature vectors")
+            raise ValueError(f"needs images; '{value.name}' has {value.kind}")
         return value
 
     @field_validator("classes", mode="plain")

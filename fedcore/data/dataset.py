@@ -15,6 +15,7 @@ import numpy as np
 
 # Rows looked at together, so that a memory-mapped set larger than memory can be checked.
 _CHUNK = 1 << 16
+_KINDS = {(4, "uint8"), (3, "float32"), (2, "float32"), (2, "int32")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,11 +26,13 @@ class Dataset:
     ----------
     name : str
         Name of the source.
-    inputs : array [n, C, H, W] uint8 (images) or [n, F] float32 (feature vectors)
-        Raw units; the model sees ``(inputs - offset) * scale``.
+    inputs : array
+        [n, C, H, W] uint8 (images), [n, C, L] float32 (signals), [n, F] float32 (feature vectors) or [n, L] int32
+        (token ids, 0..`num_tokens`-1). Raw units; the model sees ``(inputs - offset) * scale``, and ids as they are.
     labels : array [n] int64, 0..K-1
     class_names : K strings
-    offset, scale : one float per channel (images) or exactly one (vectors)
+    offset, scale : floats
+        One per channel (images, signals), one or one per feature (vectors), ``(0.0,)`` and ``(1.0,)`` (token ids).
     num_train_rows : int, 1..n
         Rows before this one are the official train rows.
     clients : array [n] int32, >= 0, or None
@@ -37,6 +40,8 @@ class Dataset:
     protected : array [n, P] uint8, 0 or 1, or None
         Attributes that must not show in a representation (race, sex), if the set has any.
     protected_names : P strings, empty without `protected`
+    num_tokens : int or None
+        Size of the vocabulary; token ids have one, nothing else has.
 
     Raises
     ------
@@ -54,6 +59,7 @@ class Dataset:
     clients: np.ndarray | None = None
     protected: np.ndarray | None = None
     protected_names: tuple[str, ...] = ()
+    num_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for field in ("inputs", "labels", "clients", "protected"):
@@ -75,7 +81,7 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one example, ``(C, H, W)`` or ``(F,)``."""
+        """Shape of one example, ``(C, H, W)``, ``(C, L)``, ``(F,)`` or ``(L,)``."""
         return tuple(self.inputs.shape[1:])
 
     def take(self, rows: np.ndarray) -> Dataset:
@@ -126,6 +132,7 @@ def load(folder: Path | str) -> Dataset:
             clients=_read_array(folder / "clients.npy") if (folder / "clients.npy").exists() else None,
             protected=_read_array(folder / "protected.npy") if "protected_names" in meta else None,
             protected_names=tuple(meta.get("protected_names", ())),
+            num_tokens=meta.get("num_tokens"),
         )
         expected = meta["content_hash"]
     except KeyError as error:
@@ -151,14 +158,18 @@ def _meta(dataset: Dataset) -> dict[str, Any]:
         "scale": list(dataset.scale),
         "num_train_rows": dataset.num_train_rows,
     }
-    return meta if dataset.protected is None else {**meta, "protected_names": list(dataset.protected_names)}
+    if dataset.protected is not None:
+        meta["protected_names"] = list(dataset.protected_names)
+    if dataset.num_tokens is not None:
+        meta["num_tokens"] = dataset.num_tokens
+    return meta
 
 
 def _problems(dataset: Dataset) -> Iterator[str]:
     inputs, labels, clients = dataset.inputs, dataset.labels, dataset.clients
-    kind = (inputs.ndim, inputs.dtype)
-    if kind not in ((4, np.dtype(np.uint8)), (2, np.dtype(np.float32))):
-        yield f"inputs must be [n, C, H, W] uint8 or [n, F] float32, got {inputs.dtype} {list(inputs.shape)}"
+    if (inputs.ndim, inputs.dtype.name) not in _KINDS:
+        expected = "[n, C, H, W] uint8, [n, C, L] float32, [n, F] float32 or [n, L] int32"
+        yield f"inputs must be {expected}, got {inputs.dtype} {list(inputs.shape)}"
     if labels.dtype != np.int64 or labels.shape != inputs.shape[:1]:
         yield f"labels must be int64 [{len(inputs)}], one per input, got {labels.dtype} {list(labels.shape)}"
     if 0 in inputs.shape:
@@ -166,21 +177,42 @@ def _problems(dataset: Dataset) -> Iterator[str]:
     wrong = np.flatnonzero((labels < 0) | (labels >= dataset.num_classes))
     if len(wrong):
         yield f"label {labels[wrong[0]]} in row {wrong[0]} is outside 0..{dataset.num_classes - 1}"
-    channels = inputs.shape[1] if inputs.ndim == 4 else 1
-    for key in ("offset", "scale"):
-        values = getattr(dataset, key)
-        if len(values) != channels or not np.isfinite(values).all():
-            yield f"{key} must be {channels} finite number(s), got {list(values)}"
+    yield from _scaling_problems(dataset)
     if not 1 <= dataset.num_train_rows <= len(inputs):
         yield f"num_train_rows must be 1..{len(inputs)}, got {dataset.num_train_rows}"
     if clients is not None and (clients.dtype != np.int32 or clients.shape != labels.shape or clients.min() < 0):
         yield f"clients must be int32 [{len(labels)}], >= 0, got {clients.dtype} {list(clients.shape)}"
     yield from _protected_problems(dataset)
-    if inputs.dtype == np.float32:
-        for start in range(0, len(inputs), _CHUNK):
-            finite = np.isfinite(inputs[start : start + _CHUNK]).all(axis=1)
-            if not finite.all():
-                yield f"inputs in row {start + int(np.argmin(finite))} are not finite"
+    yield from _value_problems(dataset)
+
+
+def _scaling_problems(dataset: Dataset) -> Iterator[str]:
+    inputs, is_tokens = dataset.inputs, dataset.inputs.dtype == np.int32
+    valid = {inputs.shape[1]} if inputs.ndim > 2 else {1} if is_tokens else {1, inputs.shape[1]}
+    for key in ("offset", "scale"):
+        values = getattr(dataset, key)
+        if len(values) not in valid or not np.isfinite(values).all():
+            yield f"{key} must be {' or '.join(map(str, sorted(valid)))} finite number(s), got {list(values)}"
+    if is_tokens and (tuple(dataset.offset), tuple(dataset.scale)) != ((0.0,), (1.0,)):
+        yield f"token ids have offset (0.0,) and scale (1.0,), got {dataset.offset} and {dataset.scale}"
+    if is_tokens != (dataset.num_tokens is not None):
+        yield f"num_tokens goes with token ids ([n, L] int32) only, got {dataset.num_tokens} with {inputs.dtype} inputs"
+
+
+def _value_problems(dataset: Dataset) -> Iterator[str]:
+    inputs = dataset.inputs
+    if inputs.dtype == np.uint8:
+        return
+    for start in range(0, len(inputs), _CHUNK):
+        rows = inputs[start : start + _CHUNK].reshape(-1, int(np.prod(inputs.shape[1:])))
+        if dataset.num_tokens is None:
+            valid = np.isfinite(rows).all(axis=1)
+            message = "are not finite"
+        else:
+            valid = ((rows >= 0) & (rows < dataset.num_tokens)).all(axis=1)
+            message = f"are outside 0..{dataset.num_tokens - 1}, the vocabulary"
+        if not valid.all():
+            yield f"inputs in row {start + int(np.argmin(valid))} {message}"
 
 
 def _protected_problems(dataset: Dataset) -> Iterator[str]:

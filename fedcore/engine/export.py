@@ -70,6 +70,8 @@ class Predictor:
     input_shape : tuple of int
         Shape of one example, in raw units (pixels as stored, features as given).
     class_names : tuple of str
+    num_tokens : int or None
+        Size of the vocabulary where inputs are token ids.
     clients : frozenset of int
         Clients that have a model of their own.
     """
@@ -90,7 +92,8 @@ class Predictor:
         self._own = named(personal, "own/")
         self._shared = named(personal, "shared/")
         self.clients = frozenset(self._rows)
-        nothing = np.empty((0, *self.input_shape), np.float32)
+        self.num_tokens: int | None = facts.get("num_tokens")
+        nothing = np.empty((0, *self.input_shape), np.float32 if self.num_tokens is None else np.int32)
         self._examples = Examples(nothing, np.empty(0, np.int64), facts["offset"], facts["scale"], torch.device("cpu"))
 
     @torch.no_grad()
@@ -105,10 +108,15 @@ class Predictor:
         Raises
         ------
         ValueError
-            If the inputs have another shape.
+            If the inputs have another shape, or are not token ids where the model takes them.
         """
         if tuple(inputs.shape[1:]) != self.input_shape:
             raise ValueError(f"inputs have shape {tuple(inputs.shape[1:])} per example, expected {self.input_shape}")
+        if self.num_tokens is not None:
+            # A table of features holds ids as floats; what is no whole number would be cut off without a word.
+            wrong = (inputs != np.floor(inputs)) | (inputs < 0) | (inputs >= self.num_tokens)
+            if wrong.any():
+                raise ValueError(f"inputs must be token ids 0..{self.num_tokens - 1}, got {inputs[wrong][0]}")
         leaves = dict(self._model)
         if client is not None and client in self._rows:
             leaves = {**self._shared, **{n: p[self._rows[client]] for n, p in self._own.items()}}

@@ -192,7 +192,7 @@ class Examples:
     Parameters
     ----------
     inputs : [n, ...]
-        Raw inputs, kept as they are.
+        Raw inputs, kept as they are; int32 or int64 are token ids, which are never scaled.
     labels : [n] int64
     offset, scale : sequence of float, one per channel
         Model inputs are ``(x - offset) * scale``.
@@ -214,6 +214,7 @@ class Examples:
     ):
         self.device, self.dtype = device, dtype
         self.inputs = torch.from_numpy(np.array(inputs)).to(device)
+        self.are_tokens = self.inputs.dtype in (torch.int32, torch.int64)
         self.labels = torch.from_numpy(np.array(labels)).to(device)
         if protected is None:
             protected = np.empty((len(labels), 0), np.uint8)
@@ -232,7 +233,9 @@ class Examples:
         return self.protected[torch.tensor(rows, device=self.device)]
 
     def normalise(self, inputs: Tensor) -> Tensor:
-        """Return model inputs of raw ones."""
+        """Return model inputs of raw ones; token ids as int64."""
+        if self.are_tokens:
+            return inputs.long()
         return (inputs.to(self.dtype) - self.offset) * self.scale
 
 

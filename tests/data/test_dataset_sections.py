@@ -32,6 +32,8 @@ def check(dataset: dict[str, Any], **sections: Any) -> Config:
         {"name": "cifar10", "root": "x", "download": False},
         {"name": "cifar100", "labels": "coarse"},
         {"name": "tiny_imagenet", "folder": "tiny200"},
+        {"name": "svhn", "normalise": "official"},
+        {"name": "npz", "files": ["a.npz"], "images": True},
         {"name": "image_folder", "root": "mine", "size": 32, "channels": 1},
         {"name": "parquet", "files": ["a.parquet"], "test_files": ["b.parquet"], "image": "x", "label": "y"},
     ],
@@ -43,19 +45,68 @@ def test_image_sets_go_with_a_convolutional_model_and_virtual_data(dataset: dict
     assert config.dataset.model_dump(include=set(dataset)) == dataset
 
 
-@pytest.mark.parametrize("name", ["adult", "synthetic"])
+OTHER = [
+    ({"name": "adult"}, "feature vectors"),
+    ({"name": "synthetic"}, "feature vectors"),
+    ({"name": "csv", "files": ["a.csv"]}, "feature vectors"),
+    ({"name": "table", "files": ["a.parquet"]}, "feature vectors"),
+    ({"name": "npz", "files": ["a.npz"]}, "feature vectors"),
+    ({"name": "har"}, "signals"),
+    ({"name": "ag_news"}, "token ids"),
+]
+
+
+@pytest.mark.parametrize(("dataset", "kind"), OTHER, ids=lambda value: value["name"] if isinstance(value, dict) else "")
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"model": {"name": "cnn"}}, "model.name 'cnn' needs images; '{name}' has feature vectors."),
-        ({"virtual": {"generator": "noise"}}, "virtual data are images; '{name}' has feature vectors. Valid: null"),
+        ({"model": {"name": "cnn"}}, "model.name 'cnn' needs images; '{name}' has {kind}."),
+        ({"virtual": {"generator": "noise"}}, "virtual data are images; '{name}' has {kind}. Valid: null"),
+        ({"partition": {"scheme": "iid", "rotation": 9.0}}, "partition.rotation turns images; '{name}' has {kind}."),
+        ({"virtual": {"generator": "images", "source": None}}, "needs images; '{name}' has {kind}"),
+        (
+            {"pseudo": {"generator": "mixture", "proxy": {"name": "digits"}}},
+            "pseudo data are means of examples; '{name}' has token ids. Valid: null",
+        ),
     ],
+    ids=["model", "virtual", "rotation", "source", "pseudo"],
 )
-def test_feature_vectors_do_not(name: str, sections: dict[str, Any], message: str) -> None:
-    assert not check({"name": name}).dataset.is_image
+def test_what_needs_images_takes_nothing_else(
+    dataset: dict[str, Any], kind: str, sections: dict[str, Any], message: str
+) -> None:
+    name = dataset["name"]
+    if "source" in sections.get("virtual", {}):
+        sections = {"virtual": {"generator": "images", "source": dataset}}
+        dataset = {"name": "digits"}
+    if "pseudo" in sections and kind != "token ids":
+        message = "pseudo.proxy 'digits' has images, dataset '{name}' {kind}; they need one shape"
     with pytest.raises(ConfigError) as caught:
-        check({"name": name}, **sections)
-    assert message.format(name=name) in str(caught.value)
+        check(dataset, **sections)
+    assert message.format(name=name, kind=kind) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [{"name": "har"}, {"name": "femnist"}, {"name": "csv", "files": ["a.csv"], "client": "who"}],
+    ids=lambda section: section["name"],
+)
+def test_sets_with_clients_of_their_own_are_not_dealt_by_label(dataset: dict[str, Any]) -> None:
+    assert check(dataset, partition={"scheme": "natural"}).dataset.own_clients
+    with pytest.raises(ConfigError, match=f"'dirichlet' would mix the clients of '{dataset['name']}'. Valid: file,"):
+        check(dataset, partition={"scheme": "dirichlet"})
+
+
+@pytest.mark.parametrize("name", ["csv", "table"])
+def test_a_table_without_a_client_column_has_no_clients(name: str) -> None:
+    dataset = {"name": name, "files": ["a"]}
+    check(dataset, partition={"scheme": "dirichlet"})
+    with pytest.raises(ConfigError, match=f"'natural' needs a data set with clients of its own; '{name}' has none"):
+        check(dataset, partition={"scheme": "natural"})
+
+
+@pytest.mark.parametrize("scheme", ["natural", "dirichlet"])
+def test_whether_arrays_have_clients_only_the_files_tell(scheme: str) -> None:
+    check({"name": "npz", "files": ["a.npz"]}, partition={"scheme": scheme})
 
 
 def test_adult_has_no_clients_of_its_own() -> None:
@@ -75,6 +126,17 @@ def test_adult_has_no_clients_of_its_own() -> None:
         ({"name": "image_folder", "root": "x", "channels": 4}, "dataset.channels: 4 is not valid. Valid: 1, 3"),
         ({"name": "parquet", "files": []}, "dataset.files: list should have at least 1 item"),
         ({"name": "parquet", "files": "a.parquet"}, "dataset.files: input should be a valid list, got 'a.parquet'"),
+        ({"name": "csv"}, "dataset.files: missing; it is required"),
+        (
+            {"name": "csv", "files": ["a"], "delimiter": ""},
+            "dataset.delimiter: string should have at least 1 character",
+        ),
+        ({"name": "csv", "files": ["a"], "features": []}, "dataset.features: list should have at least 1 item"),
+        (
+            {"name": "csv", "files": ["a"], "client": "who", "features": ["x", "who"]},
+            "dataset: features.1: column 'who' is already client; a column has one role",
+        ),
+        ({"name": "ag_news", "max_length": 0}, "dataset.max_length: input should be greater than or equal to 1"),
         ({"name": "adult", "test_flie": True}, "dataset.test_flie: unknown key 'test_flie'; did you mean 'test_file'?"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,

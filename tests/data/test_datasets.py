@@ -177,3 +177,45 @@ def test_a_meta_file_without_a_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "meta.json").write_text("[]")
     with pytest.raises(ValueError, match=r"meta\.json: expected a JSON mapping, got list"):
         load(tmp_path)
+
+
+def tokens(**changes: object) -> Dataset:
+    fields: dict = {"inputs": np.array([[1, 0], [4, 2], [3, 0], [0, 0]], np.int32), "num_tokens": 5}
+    return images(**{**fields, "offset": (0.0,), "scale": (1.0,), **changes})
+
+
+def test_token_ids_come_back_with_their_vocabulary(tmp_path: Path) -> None:
+    save(tokens(), tmp_path)
+    read = load(tmp_path)
+    assert (read.num_tokens, read.inputs.dtype, read.input_shape) == (5, np.int32, (2,))
+    assert json.loads((tmp_path / "meta.json").read_text())["num_tokens"] == 5
+    assert tokens(num_tokens=6).content_hash != tokens().content_hash
+
+
+def test_signals_have_a_scale_per_channel_and_vectors_one_or_one_per_feature() -> None:
+    signals = images(inputs=np.zeros((4, 2, 7), np.float32))
+    assert signals.input_shape == (2, 7)
+    vectors = np.zeros((4, 3), np.float32)
+    for values in ((1.0,), (1.0, 2.0, 3.0)):
+        assert images(inputs=vectors, offset=values, scale=values).scale == values
+    with pytest.raises(ValueError, match=r"offset must be 1 or 3 finite number\(s\), got \[8.0, 7.5\]"):
+        images(inputs=vectors)
+    with pytest.raises(ValueError, match=r"inputs in row 2 are not finite"):
+        images(inputs=np.where(np.arange(56).reshape(4, 2, 7) == 30, np.nan, 0).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_tokens": 4}, r"inputs in row 1 are outside 0\.\.3, the vocabulary"),
+        ({"inputs": np.array([[0], [0], [0], [-1]], np.int32)}, "inputs in row 3 are outside"),
+        ({"num_tokens": None}, "num_tokens goes with token ids"),
+        ({"inputs": np.zeros((4, 2), np.float32)}, "num_tokens goes with token ids .* got 5 with float32 inputs"),
+        ({"scale": (0.5,)}, "token ids have offset"),
+        ({"offset": (0.0, 0.0)}, r"offset must be 1 finite number\(s\)"),
+        ({"inputs": np.zeros((4, 2), np.int64)}, "inputs must be .* got int64"),
+    ],
+)
+def test_wrong_token_ids_are_refused(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tokens(**changes)

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from fedcore import config as settings
 from fedcore.data.dataset import Dataset
-from fedcore.data.sources import adult, cifar, digits, mnist, own_images, synthetic, tiny_imagenet
+from fedcore.data.sources import (
+    adult,
+    ag_news,
+    cifar,
+    digits,
+    femnist,
+    har,
+    mnist,
+    own_arrays,
+    own_images,
+    own_tables,
+    svhn,
+    synthetic,
+    tiny_imagenet,
+)
 from fedcore.data.sources.pixels import OnProgress
 
 
@@ -39,7 +53,19 @@ def read(config: settings.Dataset, on_progress: OnProgress | None = None) -> Dat
             return tiny_imagenet.read(config, on_progress)
         case settings.AdultData():
             return adult.read(config)
+        case settings.SvhnData():
+            return svhn.read(config)
+        case settings.FemnistData():
+            return femnist.read(config)
+        case settings.HarData():
+            return har.read(config)
+        case settings.AgNewsData():
+            return ag_news.read(config)
         case settings.ImageFolderData():
             return own_images.read_folder(config, on_progress)
         case settings.ParquetData():
             return own_images.read_parquet(config, on_progress)
+        case settings.CsvData() | settings.TableData():
+            return own_tables.read(config)
+        case settings.NpzData():
+            return own_arrays.read(config)

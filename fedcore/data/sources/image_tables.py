@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedcore.config import nearest
+from fedcore.data.sources.parquet_files import opened, pick
 from fedcore.data.sources.pixels import OnProgress, decode_all
 
 _BATCH = 1_000
@@ -103,8 +102,8 @@ def _number(files: Sequence[Path], parts: list[_Part], num_classes: int | None) 
 def _read_labels(path: Path, columns: Columns) -> _Part:
     import pyarrow as pa  # type: ignore[import-untyped]
 
-    with _opened(path) as file:
-        name = _pick(path, file, columns.label)
+    with opened(path) as file:
+        name = pick(path, file.schema_arrow.names, columns.label)
         _image_leaf(path, file, columns)
         if file.metadata.num_rows == 0:
             raise ValueError(f"{path}: there are no rows")
@@ -125,7 +124,7 @@ def _read_labels(path: Path, columns: Columns) -> _Part:
 def _images(files: Sequence[Path], columns: Columns) -> Iterator[tuple[str, Any]]:
     for path in files:
         row = 0
-        with _opened(path) as file:
+        with opened(path) as file:
             leaf = _image_leaf(path, file, columns)
             for batch in file.iter_batches(_BATCH, columns=[leaf], use_threads=False):
                 for value in batch.column(0).to_pylist():
@@ -140,21 +139,13 @@ def _image_leaf(path: Path, file: Any, columns: Columns) -> str:
     def is_bytes(kind: Any) -> bool:
         return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
-    name = _pick(path, file, columns.image)
+    name = pick(path, file.schema_arrow.names, columns.image)
     kind = file.schema_arrow.field(name).type
     if is_bytes(kind):
         return name
     if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 and is_bytes(kind.field("bytes").type):
         return f"{name}.bytes"
     raise ValueError(f"{path}: column '{name}' must hold encoded images (binary, or a struct with `bytes`), got {kind}")
-
-
-def _pick(path: Path, file: Any, wanted: tuple[str, ...]) -> str:
-    present = file.schema_arrow.names
-    for name in wanted:
-        if present.count(name) == 1:
-            return name
-    raise ValueError(f"{path}: there is no column '{wanted[0]}'{nearest(wanted[0], present)}")
 
 
 def _class_names(path: Path, metadata: dict[bytes, bytes], label: str, key: str) -> tuple[str, ...] | None:
@@ -173,16 +164,3 @@ def _class_names(path: Path, metadata: dict[bytes, bytes], label: str, key: str)
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{path}: the class names in the schema's metadata must be a list of strings")
     return tuple(names)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
-    try:
-        with pq.ParquetFile(path) as file:
-            yield file
-    except (pa.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{path}: damaged or not a parquet file ({reason})") from None

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcore.config import ConfigError, ImageFolderData, ParquetData, Problem, nearest
+from fedcore.config import ConfigError, ImageFolderData, ParquetData, Problem
 from fedcore.data.dataset import Dataset
 from fedcore.data.sources import image_tables
+from fedcore.data.sources.own_files import own_files
 from fedcore.data.sources.pixels import OnProgress, decode_all
 from fedcore.data.sources.scaling import half
 
@@ -70,13 +71,7 @@ def read_parquet(config: ParquetData, on_progress: OnProgress | None = None) -> 
     ValueError
         One line naming the file and the row or column.
     """
-    for key in ("files", "test_files"):
-        for number, name in enumerate(getattr(config, key)):
-            if not Path(name).is_file():
-                there = sorted(path.name for path in Path(name).parent.glob("*.parquet"))
-                hint = nearest(Path(name).name, there) if there else ""
-                raise ConfigError([Problem(("dataset", key, number), f"'{name}' does not exist{hint}")])
-    files = [Path(name) for name in (*config.files, *config.test_files)]
+    files = own_files(config)
     columns = image_tables.Columns((config.image,), (config.label,))
     table = image_tables.read(files, columns, None, config.channels, config.size, on_progress)
     num_train = sum(table.rows[: len(config.files)])

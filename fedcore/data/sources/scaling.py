@@ -1,6 +1,8 @@
-"""How the pixels of the official image sets are scaled."""
+"""How inputs are scaled: pixels of the official image sets, features of own ones."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from fedcore.config import Normalise
 
@@ -12,6 +14,7 @@ OFFICIAL = {
     "fashion_mnist": ((0.2860,), (0.3530,)),
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "svhn": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
     "tiny_imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
 
@@ -27,3 +30,18 @@ def scaling(name: str, normalise: Normalise, channels: int) -> tuple[tuple[float
         return half(channels)
     means, deviations = OFFICIAL[name]
     return tuple(255 * mean for mean in means), tuple(1 / (255 * deviation) for deviation in deviations)
+
+
+UNSCALED = ((0.0,), (1.0,))
+
+
+def standard(train: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return offset and scale that bring every feature [n, F] or channel [n, C, L] to mean 0 and deviation 1.
+
+    Over the train rows; a constant one becomes 0.
+    """
+    axes = (0, *range(2, train.ndim))
+    deviation = train.std(axis=axes, dtype=np.float64)
+    # The deviation of equal numbers need not come out as 0.
+    deviation[train.max(axis=axes) == train.min(axis=axes)] = 1.0
+    return tuple(train.mean(axis=axes, dtype=np.float64).tolist()), tuple((1 / deviation).tolist())
