@@ -36,6 +36,7 @@ def main() -> None:
     plan = read_json(arguments.plan)
     # One thread per client: results do not depend on the machine's core count, and small kernels gain nothing.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(".cache/compiled").resolve()))
     import torch
 
     from fedcore.data import dataset, partitions
@@ -88,7 +89,7 @@ def make_training(plan: dict[str, Any], seed: int, federation: Federation) -> Tr
     net = models.build(model, data.input_shape, composition.num_outputs(data.num_classes), seed).to(device)
     check_training(plan["label"], composition, net, train, federation, frozenset(plan["resources"]))
     examples = Examples(federation.inputs(), data.labels, data.offset, data.scale, device, protected=data.protected)
-    executor = make_executor(composition, net, train, examples)
+    executor = make_executor(composition, net, train, examples, federation)
     held = {name: resources.load(Path(entry["folder"]), data, device) for name, entry in plan["resources"].items()}
     return Training(composition, net, federation, train, seed, executor, examples, held)
 

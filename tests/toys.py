@@ -114,7 +114,7 @@ def training(
         values = data.inputs.reshape(len(data.inputs), -1)[:, :2]
         protected = (values > values.mean(0)).astype(np.uint8)
     examples = Examples(data.inputs, data.labels, data.offset, data.scale, CPU, dtype, protected)
-    executor = make_executor(composed, built, section, examples)
+    executor = make_executor(composed, built, section, examples, fed)
     return Training(composed, built, fed, section, seed, executor, examples, resources or shared_data(fed, dtype))
 
 

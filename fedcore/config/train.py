@@ -34,6 +34,8 @@ class Train(Section):
     newcomer_participation: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of the other clients in each of those
     checkpoint_every: Count = 10
     executor: Literal["auto", "serial", "stacked"] = "auto"
+    # Local steps as compiled functions: where a run is long enough to earn it back, always, or never.
+    compile: Literal["auto", "always", "never"] = "auto"
     workers: Count = 1  # clients trained in parallel by the serial executor, one thread each
     block_size: Count | None = None  # clients per block of the stacked executor; None: the whole cohort
     device: str = "auto"  # auto, cpu, cuda, cuda:0, ...

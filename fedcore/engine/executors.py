@@ -8,6 +8,8 @@ import torch
 
 from fedcore.compose import Composition
 from fedcore.config import Train
+from fedcore.data.federation import Federation
+from fedcore.engine.compiled import Compiler, can_compile, is_worthwhile
 from fedcore.engine.local import Examples, LocalTraining
 from fedcore.engine.serial import SerialExecutor
 from fedcore.engine.stacked import StackedExecutor
@@ -43,16 +45,40 @@ def resolve_executor(train: Train, net: Net, device: torch.device) -> str:
         return train.executor
     if device.type == "cuda":
         return "stacked"
-    convolutional = any(issubclass(kind, torch.nn.Conv2d) for kind in net.module_types.values())
     size = sum(p.numel() for p in net.initial_params.values())
-    return "stacked" if size < _SMALL and not convolutional else "serial"
+    return "stacked" if size < _SMALL and not has_convolutions(net) else "serial"
 
 
 def make_executor(
-    composition: Composition, net: Net, train: Train, examples: Examples
+    composition: Composition, net: Net, train: Train, examples: Examples, federation: Federation
 ) -> SerialExecutor | StackedExecutor:
-    """Return the executor of a training."""
+    """Return the executor of a training on this federation."""
     training = LocalTraining(composition, net, train)
-    if resolve_executor(train, net, examples.device) == "stacked":
-        return StackedExecutor(training, examples, train.block_size)
-    return SerialExecutor(training, examples, min(train.workers, os.cpu_count() or 1))
+    name = resolve_executor(train, net, examples.device)
+    compiler = Compiler() if compiles(train, name, examples.device, net, federation) else None
+    if name == "stacked":
+        return StackedExecutor(training, examples, train.block_size, compiler)
+    return SerialExecutor(training, examples, min(train.workers, os.cpu_count() or 1), compiler)
+
+
+def compiles(train: Train, executor: str, device: torch.device, net: Net, federation: Federation) -> bool:
+    """Return whether a run's local steps are compiled: where that can be done and, on ``auto``, pays for itself.
+
+    Convolutions gain nothing on a CPU. The length of a run is judged by its parameters alone, so that the same
+    parameters give the same bytes everywhere there is a compiler.
+    """
+    if train.compile == "never" or device.type != "cpu" or not can_compile():
+        return False
+    return train.compile == "always" or (not has_convolutions(net) and is_worthwhile(_steps(train, federation)))
+
+
+def has_convolutions(net: Net) -> bool:
+    """Return whether a model convolves images or series."""
+    return any(issubclass(kind, torch.nn.Conv1d | torch.nn.Conv2d) for kind in net.module_types.values())
+
+
+def _steps(train: Train, federation: Federation) -> int:
+    """Return about how many local steps the clients of a run take together."""
+    clients = federation.num_clients
+    epochs = train.local_epochs * float(federation.num_examples[:clients].sum()) / train.batch_size
+    return int(train.rounds * train.participation * (train.local_steps * clients if train.local_steps else epochs))

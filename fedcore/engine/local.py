@@ -134,6 +134,16 @@ class LocalTraining:
         }
         return new, local.loss
 
+    def steps(
+        self, carry: Tree, batches: Batch, view: View, learning: Learning, differentiate: Differentiate
+    ) -> tuple[Tree, Tensor]:
+        """Return the carry after one local step on each of some batches (a leading axis), and the sum of the losses."""
+        total = torch.zeros((), dtype=batches.mask.dtype, device=batches.mask.device)
+        for k in range(len(batches.y)):
+            carry, loss = self.step(carry, batch_at(batches, k, self.net), view, learning, differentiate)
+            total = total + loss
+        return carry, total
+
     def end(self, carry: Tree, view: View, shared: frozenset[str]) -> tuple[State, State]:
         """Return the upload and the state to keep."""
         params = carry["params"]
@@ -237,6 +247,12 @@ class Examples:
         if self.are_tokens:
             return inputs.long()
         return (inputs.to(self.dtype) - self.offset) * self.scale
+
+
+def batch_at(batches: Batch, k: int, net: Net) -> Batch:
+    """Return batch `k` of batches with a leading axis, laid out as the model likes it."""
+    draws = {name: d[k] for name, d in batches.draws.items()}
+    return Batch(net.layout(batches.x[k]), batches.y[k], batches.mask[k], draws, protected=batches.protected[k])
 
 
 def validation_batch(jobs: Sequence[Job], examples: Examples) -> Batch | None:

@@ -5,48 +5,68 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
+from fedcore.engine.compiled import Compiler, unrolled
+from fedcore.engine.gradients import by_autograd, by_transform
 from fedcore.engine.local import (
     Assignment,
     Examples,
     Job,
+    Learning,
     LocalTraining,
     Outcome,
     as_tensors,
     batch_mask,
     validation_batch,
 )
-from fedcore.objective import Objective
+from fedcore.engine.schedule import Schedule
 from fedcore.trees import Tree, tree_map
-from fedcore.types import Batch, Params, View
+from fedcore.types import Batch, State, View
 
 
 class SerialExecutor:
     """Trains clients one after another, or `workers` of them at a time in threads of one core each.
 
-    Padding never exists here: a short batch is short. Results do not depend on `workers`.
+    Padding exists in compiled steps alone: elsewhere a short batch is short. Results do not depend on `workers`.
+
+    Parameters
+    ----------
+    compiler : Compiler or None
+        Makes functions of several steps; None takes the steps as they are.
     """
 
-    name = "serial"
-
-    def __init__(self, training: LocalTraining, examples: Examples, workers: int = 1):
+    def __init__(self, training: LocalTraining, examples: Examples, workers: int = 1, compiler: Compiler | None = None):
         self.training = training
         self.examples = examples
         self.workers = workers
+        self.compiler = compiler
+        self._resources: tuple[State, State] = ({}, {})  # as given, and laid out
+
+    @property
+    def name(self) -> str:
+        """What the lineage calls it."""
+        return "serial" if self.compiler is None else "serial, compiled"
 
     def train(self, jobs: Iterable[Job], assignment: Assignment) -> Iterator[Outcome]:
         """Train every job's client; yield the outcomes in the order of the jobs."""
+        layout = self.training.net.layout
+        if assignment.resources is not self._resources[0]:
+            self._resources = assignment.resources, tree_map(layout, assignment.resources)
+        assignment = replace(assignment, server=tree_map(layout, assignment.server), resources=self._resources[1])
         if self.workers == 1:
             with _one_thread():
                 for job in jobs:
                     yield self._client(job, assignment)
             return
         queue = iter(jobs)
-        with ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        with ThreadPoolExecutor(self.workers, initializer=self._enter_thread) as pool:
             # A few jobs ahead of the yielded one: workers stay busy, memory stays small, order is kept.
             pending: list[Future[Outcome]] = [
                 pool.submit(self._client, job, assignment) for job in islice(queue, 2 * self.workers)
@@ -56,13 +76,18 @@ class SerialExecutor:
                 pending += [pool.submit(self._client, job, assignment) for job in islice(queue, 1)]
                 yield outcome
 
+    def _enter_thread(self) -> None:
+        torch.set_num_threads(1)
+        self.training.net.make_modules()
+
     def _client(self, job: Job, assignment: Assignment) -> Outcome:
-        training, device = self.training, self.examples.device
+        training, device, layout = self.training, self.examples.device, self.training.net.layout
+        params = tree_map(layout, job.params)
         held = validation_batch([job], self.examples)
         view = View(
-            anchor=job.params,
+            anchor=params,
             server=assignment.server,
-            received=job.received,
+            received=tree_map(layout, job.received),
             resources=assignment.resources,
             validation=None
             if held is None
@@ -75,24 +100,79 @@ class SerialExecutor:
             phase="start",
         )
         x, y = self.examples.gather(job.rows)
-        protected = self.examples.gather_protected(job.rows)
-        carry = training.begin(job.params, job.buffers, job.state, view)
+        rows = Batch(x, y, torch.ones(0), {}, protected=self.examples.gather_protected(job.rows))
+        carry = training.begin(params, job.buffers, tree_map(layout, job.state), view)
         loss = torch.zeros((), device=device)
         for phase, schedule, draws in zip(assignment.phases, job.schedules, job.draws, strict=True):
             view = view._replace(phase=phase.name)
             carry, learning = training.enter(carry, phase)
-            positions = torch.from_numpy(schedule.positions).to(device)
-            masks = batch_mask(schedule.lengths, schedule.positions.shape[1], device)
-            drawn = as_tensors(draws, device)
-            for k, length in enumerate(schedule.lengths):
-                rows = positions[k, :length]
-                draw = {name: d[k] for name, d in drawn.items()}
-                batch = Batch(x[rows], y[rows], masks[k, :length], draw, protected=protected[rows])
-                carry, step_loss = training.step(carry, batch, view, learning, differentiate)
+            batches = _Batches(rows, schedule, as_tensors(draws, device))
+            taken = 0
+            if self.compiler is not None:
+                carry, loss, taken = self._compiled(self.compiler, carry, loss, batches, view, learning)
+            for k in range(taken, schedule.steps):
+                batch = batches.one(k)
+                batch = batch._replace(x=layout(batch.x))
+                carry, step_loss = training.step(carry, batch, view, learning, by_autograd)
                 loss += step_loss
         upload, state = training.end(carry, view._replace(phase="finish"), assignment.shared)
+        kept = tree_map(torch.Tensor.contiguous, {"params": carry["params"], "state": state, "upload": upload})
         steps = job.num_steps
-        return Outcome(job.client, carry["params"], carry["buffers"], state, upload, loss / max(steps, 1), steps)
+        return Outcome(
+            job.client, kept["params"], carry["buffers"], kept["state"], kept["upload"], loss / max(steps, 1), steps
+        )
+
+    def _compiled(
+        self, compiler: Compiler, carry: Tree, loss: Tensor, batches: _Batches, view: View, learning: Learning
+    ) -> tuple[Tree, Tensor, int]:
+        """Take steps while there are functions for them; return the carry, the loss so far, and how many it took."""
+        lr = torch.as_tensor(view.lr, dtype=self.examples.dtype, device=self.examples.device)
+        constant = view._replace(round=0, lr=lr)
+        longest = unrolled(sum(carry["params"][n].numel() for n in learning.names), batches.width)
+        taken, total = 0, batches.schedule.steps
+
+        def steps(carry: Tree, chunk: Batch, own: View, round: Any) -> tuple[Tree, Tensor]:
+            return self.training.steps(carry, chunk, own._replace(round=round), learning, by_transform)
+
+        for size in sorted({longest, 1}, reverse=True):
+            if total - taken < size:
+                continue
+            name, key = f"steps of phase '{view.phase}'", (learning, size)
+            loop = compiler.loop(name, key, steps, view.round, carry, batches.several(taken, size), constant)
+            if loop is None:
+                break
+            leaves, structure = pytree.tree_flatten(carry)
+            while total - taken >= size:
+                leaves, losses = loop(leaves, pytree.tree_leaves(batches.several(taken, size)))
+                loss = loss + losses
+                taken += size
+            carry = pytree.tree_unflatten(leaves, structure)
+        return carry, loss, taken
+
+
+class _Batches:
+    """One client's batches of a phase."""
+
+    def __init__(self, rows: Batch, schedule: Schedule, draws: dict[str, Tensor]):
+        self.rows, self.schedule, self.draws = rows, schedule, draws
+        self.width = schedule.positions.shape[1]
+        device = rows.y.device
+        self._positions = torch.from_numpy(schedule.positions).to(device)
+        self._masks = batch_mask(schedule.lengths, self.width, device)
+
+    def one(self, k: int) -> Batch:
+        """Return the batch of a step, without padding."""
+        length = self.schedule.lengths[k]
+        return self._take(self._positions[k, :length], self._masks[k, :length], k)
+
+    def several(self, begin: int, size: int) -> Batch:
+        """Return the batches of `size` steps, full and masked, with a leading axis."""
+        cut = slice(begin, begin + size)
+        return self._take(self._positions[cut], self._masks[cut], cut)
+
+    def _take(self, positions: Tensor, mask: Tensor, steps: int | slice) -> Batch:
+        rows, drawn = self.rows, {name: d[steps] for name, d in self.draws.items()}
+        return Batch(rows.x[positions], rows.y[positions], mask, drawn, protected=rows.protected[positions])
 
 
 @contextmanager
@@ -104,12 +184,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def differentiate(objective: Objective, params: Params) -> tuple[Params, Tensor, Tree]:
-    """Return gradient, loss and the rest by reverse-mode differentiation."""
-    inputs = {name: p.detach().requires_grad_() for name, p in params.items()}
-    with torch.enable_grad():
-        loss, rest = objective(inputs)
-        slopes = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(inputs, slopes, strict=True)), loss.detach(), tree_map(torch.Tensor.detach, rest)

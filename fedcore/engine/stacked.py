@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import vmap
+from torch.utils import _pytree as pytree
 
+from fedcore.engine.compiled import Compiler, Loop, unrolled
+from fedcore.engine.gradients import by_transform
 from fedcore.engine.local import (
     Assignment,
     Examples,
     Job,
+    Learning,
     LocalTraining,
     Outcome,
     as_tensors,
     batch_mask,
     validation_batch,
 )
-from fedcore.objective import Objective
 from fedcore.trees import Tree, pick, stack, tree_map
-from fedcore.types import Batch, ClientInfo, Params, View
+from fedcore.types import Batch, ClientInfo, View
 
 
 class StackedExecutor:
@@ -33,14 +37,26 @@ class StackedExecutor:
     ----------
     block_size : int or None
         Clients per block; None takes the whole cohort.
+    compiler : Compiler or None
+        Makes functions of several steps; None takes the steps as they are.
     """
 
-    name = "stacked"
-
-    def __init__(self, training: LocalTraining, examples: Examples, block_size: int | None = None):
+    def __init__(
+        self,
+        training: LocalTraining,
+        examples: Examples,
+        block_size: int | None = None,
+        compiler: Compiler | None = None,
+    ):
         self.training = training
         self.examples = examples
         self.block_size = block_size
+        self.compiler = compiler
+
+    @property
+    def name(self) -> str:
+        """What the lineage calls it."""
+        return "stacked" if self.compiler is None else "stacked, compiled"
 
     def train(self, jobs: Iterable[Job], assignment: Assignment) -> Iterator[Outcome]:
         """Train every job's client; yield the outcomes in the order of the jobs."""
@@ -49,46 +65,34 @@ class StackedExecutor:
             yield from self._block(block, assignment)
 
     def _block(self, jobs: list[Job], assignment: Assignment) -> Iterator[Outcome]:
-        training, device = self.training, self.examples.device
+        training, device, dtype = self.training, self.examples.device, self.examples.dtype
         params = stack([job.params for job in jobs])
         info = ClientInfo(*(torch.stack(values) for values in zip(*(job.info for job in jobs), strict=True)))
-        num_steps = torch.tensor([float(job.learning_steps) for job in jobs], device=device, dtype=self.examples.dtype)
-        mass = torch.tensor([job.mass for job in jobs], device=device, dtype=self.examples.dtype)
-
-        def view(phase: str, own: dict[str, Any]) -> View:
-            return View(
-                server=assignment.server,
-                resources=assignment.resources,
-                round=assignment.round,
-                phase=phase,
-                **{"validation": None, "lr": jobs[0].lr, **own},
-            )
-
-        received = stack([job.received for job in jobs])
-        own = {"anchor": params, "info": info, "num_steps": num_steps, "mass": mass, "received": received}
+        own = {
+            "anchor": params,
+            "info": info,
+            "num_steps": torch.tensor([float(job.learning_steps) for job in jobs], device=device, dtype=dtype),
+            "mass": torch.tensor([job.mass for job in jobs], device=device, dtype=dtype),
+            "received": stack([job.received for job in jobs]),
+        }
+        common: dict[str, Any] = {"server": assignment.server, "resources": assignment.resources, "validation": None}
         if len({job.lr for job in jobs}) > 1:
-            own["lr"] = torch.tensor([job.lr for job in jobs], device=device, dtype=self.examples.dtype)
+            own["lr"] = torch.tensor([job.lr for job in jobs], device=device, dtype=dtype)
+        else:
+            common["lr"] = jobs[0].lr
         held = validation_batch(jobs, self.examples)
         if held is not None:
             own["validation"] = held
+        start, finish = (partial(_view, common, round=assignment.round, phase=phase) for phase in ("start", "finish"))
         states, buffers = stack([job.state for job in jobs]), stack([job.buffers for job in jobs])
-        carry = vmap(lambda p, b, s, o: training.begin(p, b, s, view("start", o)))(params, buffers, states, own)
+        carry = vmap(lambda p, b, s, o: training.begin(p, b, s, start(o)))(params, buffers, states, own)
         loss = torch.zeros(len(jobs), device=device)
         for number, phase in enumerate(assignment.phases):
             carry, learning = training.enter(carry, phase)
-
-            def step(carry: Tree, batch: Batch, own: Any, name: str = phase.name, learning: Any = learning) -> Any:
-                return training.step(carry, batch, view(name, own), learning, differentiate)
-
-            batched = vmap(step)
-            for batch, active in self._batches(jobs, number):
-                new, step_loss = batched(carry, batch, own)
-                if active is None:
-                    carry, loss = new, loss + step_loss
-                else:
-                    carry = tree_map(lambda n, o, a=active: torch.where(_lift(a, n), n, o), new, carry)
-                    loss = loss + torch.where(active, step_loss, 0.0)
-        uploads, states = vmap(lambda c, o: training.end(c, view("finish", o), assignment.shared))(carry, own)
+            batches = _Batches(jobs, number, self.examples)
+            carry, losses = self._phase(carry, batches, own, common, assignment.round, phase.name, learning)
+            loss = loss + losses
+        uploads, states = vmap(lambda c, o: training.end(c, finish(o), assignment.shared))(carry, own)
         for c, job in enumerate(jobs):
             yield Outcome(
                 job.client,
@@ -100,35 +104,106 @@ class StackedExecutor:
                 job.num_steps,
             )
 
-    def _batches(self, jobs: list[Job], phase: int) -> Iterator[tuple[Batch, Tensor | None]]:
-        """Yield one batch per step with a leading client axis, and who is active: None when everybody is."""
-        device = self.examples.device
+    def _phase(
+        self, carry: Tree, batches: _Batches, own: Any, common: Any, round: int, phase: str, learning: Learning
+    ) -> tuple[Tree, Tensor]:
+        """Return the carry after all steps of a phase, and every client's sum of losses."""
+
+        def steps(carry: Tree, chunk: tuple[Batch, Tensor | None], views: Any, round: Any) -> tuple[Tree, Tensor]:
+            own, common = views
+            several, active = chunk
+            total: Tensor | float = 0.0
+            for k in range(len(several.y)):
+                view = partial(_view, common, round=round, phase=phase)
+                step = vmap(lambda c, b, o, v=view: self.training.step(c, b, v(o), learning, by_transform))
+                new, losses = step(carry, _at(several, k), own)
+                if active is not None:
+                    new = tree_map(lambda n, o, a=active[k]: torch.where(_lift(a, n), n, o), new, carry)
+                    losses = torch.where(active[k], losses, 0.0)
+                carry, total = new, total + losses
+            assert isinstance(total, Tensor)
+            return carry, total
+
+        loss = torch.zeros(batches.num_clients, device=self.examples.device)
+        loop, size = self._loop(carry, batches, own, common, round, phase, learning, steps)
+        if loop is None:
+            for k in range(batches.longest):
+                carry, losses = steps(carry, batches.several(k, 1, ragged=k >= batches.shortest), (own, common), round)
+                loss = loss + losses
+            return carry, loss
+        leaves, structure = pytree.tree_flatten(carry)
+        for k in range(0, batches.longest, size):
+            leaves, losses = loop(leaves, pytree.tree_leaves(batches.several(k, size, ragged=True)))
+            loss = loss + losses
+        return pytree.tree_unflatten(leaves, structure), loss
+
+    def _loop(
+        self,
+        carry: Tree,
+        batches: _Batches,
+        own: Any,
+        common: Any,
+        round: int,
+        phase: str,
+        learning: Learning,
+        steps: Any,
+    ) -> tuple[Loop | None, int]:
+        """Return the compiled steps and how many they are, where there is a compiler."""
+        if self.compiler is None:
+            return None, 1
+        if "lr" in common:
+            lr = torch.as_tensor(common["lr"], dtype=self.examples.dtype, device=self.examples.device)
+            common = {**common, "lr": lr}
+        size = unrolled(sum(carry["params"][n].numel() for n in learning.names), batches.width)
+        name, key = f"steps of phase '{phase}'", (phase, learning, size)
+        chunk = batches.several(0, size, ragged=True)
+        return self.compiler.loop(name, key, steps, round, carry, chunk, (own, common)), size
+
+
+class _Batches:
+    """A block's batches of one phase; steps that a client does not take see its first batch and are not active."""
+
+    def __init__(self, jobs: list[Job], phase: int, examples: Examples):
+        self._examples = examples
         schedules = [job.schedules[phase] for job in jobs]
-        steps = np.array([schedule.steps for schedule in schedules])
-        longest, size = int(steps.max()), schedules[0].positions.shape[1]
-        rows = np.empty((longest, len(jobs), size), np.int64)
-        lengths = np.empty((longest, len(jobs)), np.int64)
-        for c, (job, schedule) in enumerate(zip(jobs, schedules, strict=True)):
-            # Idle steps see the first batch again: real rows, so that nothing masked out is ever NaN.
-            index = np.where(np.arange(longest) < schedule.steps, np.arange(longest), 0)
-            rows[:, c] = job.rows[schedule.positions[index]]
+        self._steps = np.array([schedule.steps for schedule in schedules])
+        self.shortest, self.longest = int(self._steps.min()), int(self._steps.max())
+        self.num_clients, self.width = len(jobs), schedules[0].positions.shape[1]
+        self._rows = np.empty((self.longest, len(jobs), self.width), np.int64)
+        lengths = np.empty((self.longest, len(jobs)), np.int64)
+        indices = [np.where(np.arange(self.longest) < steps, np.arange(self.longest), 0) for steps in self._steps]
+        for c, (job, schedule, index) in enumerate(zip(jobs, schedules, indices, strict=True)):
+            # Idle steps see real rows, so that nothing masked out is ever NaN.
+            self._rows[:, c] = job.rows[schedule.positions[index]]
             lengths[:, c] = schedule.lengths[index]
-        masks = batch_mask(lengths, size, device)
-        drawn = [as_tensors(job.draws[phase], device) for job in jobs]
-        for k in range(longest):
-            x, y = self.examples.gather(rows[k])
-            draws = {
-                name: torch.stack([d[name][k if k < s else 0] for d, s in zip(drawn, steps, strict=True)])
-                for name in drawn[0]
-            }
-            active = None if k < steps.min() else torch.from_numpy(k < steps).to(device)
-            yield Batch(x, y, masks[k], draws, protected=self.examples.gather_protected(rows[k])), active
+        self._masks = batch_mask(lengths, self.width, examples.device)
+        drawn = [
+            {name: d[torch.from_numpy(index)] for name, d in as_tensors(job.draws[phase], examples.device).items()}
+            for job, index in zip(jobs, indices, strict=True)
+        ]
+        self._draws = {name: torch.stack([d[name] for d in drawn], 1) for name in drawn[0]}
+
+    def several(self, begin: int, size: int, *, ragged: bool) -> tuple[Batch, Tensor | None]:
+        """Return `size` steps' batches [size, C, B, ...], and who takes them [size, C]; None when everybody does."""
+        wanted = np.arange(begin, begin + size)
+        index = np.where(wanted < self.longest, wanted, 0)
+        cut = torch.from_numpy(index).to(self._examples.device)
+        rows = self._rows[index]
+        x, y = self._examples.gather(rows)
+        protected = self._examples.gather_protected(rows)
+        batches = Batch(x, y, self._masks[cut], {n: d[cut] for n, d in self._draws.items()}, protected=protected)
+        if not ragged:
+            return batches, None
+        return batches, torch.from_numpy(wanted[:, None] < self._steps).to(self._examples.device)
 
 
-def differentiate(objective: Objective, params: Params) -> tuple[Params, Tensor, Tree]:
-    """Return gradient, loss and the rest by a functional transform, which vmap can batch."""
-    gradient, (loss, rest) = grad_and_value(objective, has_aux=True)(params)
-    return gradient, loss, rest
+def _view(common: dict[str, Any], own: dict[str, Any], *, round: Any, phase: str) -> View:
+    return View(**{**common, **own}, round=round, phase=phase)
+
+
+def _at(batches: Batch, k: int) -> Batch:
+    draws = {name: d[k] for name, d in batches.draws.items()}
+    return Batch(batches.x[k], batches.y[k], batches.mask[k], draws, protected=batches.protected[k])
 
 
 def _lift(active: Tensor, like: Tensor) -> Tensor:

@@ -112,6 +112,7 @@ class Net:
                 part.num_batches_tracked = None
         self._modules = _ThreadModules(template)
         self._training = False
+        self._has_convolutions = any(isinstance(part, nn.Conv2d) for part in module.modules())
         self.buffers: Params = self.initial_buffers
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Net:
@@ -129,6 +130,16 @@ class Net:
         net.buffers = dict(buffers)
         net._training = training
         return net
+
+    def make_modules(self) -> None:
+        """Make this thread's modules now: what traces a call must not find them being made."""
+        _ = self._modules.by_mode
+
+    def layout(self, tensor: Tensor) -> Tensor:
+        """Return images and kernels [., C, H, W] with channels innermost, where a CPU convolves them; others as is."""
+        if self._has_convolutions and tensor.dim() == 4 and tensor.device.type == "cpu":
+            return tensor.contiguous(memory_format=torch.channels_last)
+        return tensor
 
     def features(self, params: Mapping[str, Tensor], x: Tensor, changes: Mapping[str, Change] = _NO_CHANGES) -> Tensor:
         """Return the body's features [B, D] of inputs [B, ...].

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedcore.engine import serial
+from fedcore.engine.gradients import by_autograd
 from tests import toys
 
 MODELS = {
@@ -129,7 +129,7 @@ def test_short_batches_are_really_short_in_the_reference():
 
 
 def test_gradient_of_an_unused_leaf_is_zero():
-    slopes, loss, rest = serial.differentiate(
+    slopes, loss, rest = by_autograd(
         lambda p: ((p["used"] ** 2).sum(), {"kept": p["used"] * 2}),
         {"used": torch.tensor([3.0]), "unused": torch.tensor([1.0])},
     )

@@ -1,0 +1,249 @@
+"""Local steps as compiled functions: several of them unrolled into one, once for every structure of their arguments.
+
+A function of tensors is traced with the tensors' shapes alone and handed to PyTorch's compiler, which fuses what a
+step does beside its matrix products. Whatever cannot be traced or compiled runs as it is, with the reason kept.
+"""
+
+from __future__ import annotations
+
+import operator
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fedcore.trees import Tree
+
+Steps = Callable[[Tree, Any, Any, Any], tuple[Tree, Tensor]]  # carry, batches, view's tensors, round -> carry, loss
+
+_MOST_ROUNDS = 4  # functions of one structure that differ in what they made of the round's number
+_LONGEST = 16
+_WORK = 16_000_000  # parameters times rows that are worth a call of their own
+_WORTHWHILE = 50_000  # client steps in a run below which compiling costs more than it gains
+
+
+def can_compile() -> bool:
+    """Return whether there is a C++ compiler here."""
+    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+
+
+def is_worthwhile(steps: int) -> bool:
+    """Return whether a run of so many client steps earns back the time of compiling; the same on every machine."""
+    return steps >= _WORTHWHILE
+
+
+def unrolled(num_params: int, rows: int) -> int:
+    """Return how many steps make one function: many where a step is short, one where it is long."""
+    return max(1, min(_LONGEST, _WORK // max(num_params * rows, 1)))
+
+
+@dataclass
+class _Rounds:
+    """The functions of one structure."""
+
+    functions: list[tuple[Observed, Callable[..., list[Tensor]]]] = field(default_factory=list)
+    gave_up: bool = False
+
+
+class Loop:
+    """One compiled function and the arguments that stay the same while a client trains."""
+
+    def __init__(self, function: Callable[..., list[Tensor]], constants: list[Tensor]):
+        self._function = function
+        self._constants = [_whole(tensor) for tensor in constants]
+
+    def __call__(self, carry: list[Tensor], batches: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+        """Return the carry's leaves and the sum of the losses after the steps on these batches."""
+        with torch.no_grad():
+            *new, loss = self._function(*map(_whole, carry), *map(_whole, batches), *self._constants)
+        return new, loss
+
+
+class Compiler:
+    """Compiles functions of local steps and keeps them.
+
+    Attributes
+    ----------
+    reasons : dict of str to str
+        What runs uncompiled, and why, in one line.
+    """
+
+    def __init__(self) -> None:
+        self._by_structure: dict[Any, _Rounds] = {}
+        self._lock = threading.Lock()
+        self.reasons: dict[str, str] = {}
+
+    def loop(self, name: str, key: Any, steps: Steps, round: int, carry: Tree, batches: Any, view: Any) -> Loop | None:
+        """Return the compiled steps for arguments of this structure; None where they run as they are.
+
+        Parameters
+        ----------
+        name : str
+            What `reasons` calls the function.
+        key : hashable
+            What `steps` depends on besides its arguments.
+        round : int
+            What `steps` sees of it is remembered, so that a function serves all rounds that look the same to it.
+        view : tree
+            Arguments that stay as they are over calls: tensors, and plain values that are built in.
+        """
+        leaves, spec = pytree.tree_flatten((carry, batches, view))
+        leaves = [_whole(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        plain = tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        shapes = tuple((t.shape, t.stride(), t.dtype) for t in tensors)
+        structure = (key, spec, plain, shapes)
+        num_calls = len(pytree.tree_leaves((carry, batches)))
+        with self._lock:
+            entry = self._by_structure.setdefault(structure, _Rounds())
+            function = self._function(entry, name, steps, round, leaves, spec)
+        return None if function is None else Loop(function, tensors[num_calls:])
+
+    def _function(
+        self, entry: _Rounds, name: str, steps: Steps, round: int, leaves: list[Any], spec: Any
+    ) -> Callable[..., list[Tensor]] | None:
+        for observed, function in entry.functions:
+            if observed.looks_like(round):
+                return function
+        if entry.gave_up or len(entry.functions) == _MOST_ROUNDS:
+            if not entry.gave_up:
+                self.reasons[name] = "its steps depend on the number of the round"
+                entry.gave_up = True
+            return None
+        observed = Observed(round)
+        try:
+            function = _compiled(steps, observed, leaves, spec)
+        except Exception as error:  # whatever a method's own code makes of being traced
+            self.reasons[name] = f"{type(error).__name__}: {(str(error).splitlines() or ['without a reason'])[0]}"
+            entry.gave_up = True
+            return None
+        entry.functions.append((observed, function))
+        return function
+
+
+def _compiled(steps: Steps, round: Observed, leaves: list[Any], spec: Any) -> Callable[..., list[Tensor]]:
+    from torch._inductor import compile as inductor
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def function(*tensors: Tensor) -> list[Tensor]:
+        given = iter(tensors)
+        filled = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        carry, batches, view = pytree.tree_unflatten(filled, spec)
+        new, loss = steps(carry, batches, view, round)
+        # Kept as it came in, so that the next call finds what this one was compiled for.
+        ordered = pytree.tree_map(lambda before, after: _like(after, before), carry, in_order(new, carry))
+        return [*pytree.tree_leaves(ordered), loss]
+
+    # A tracer tells arguments apart by identity, and a client's parameters are also its anchor.
+    tensors = [leaf.clone() for leaf in leaves if isinstance(leaf, Tensor)]
+    graph = make_fx(function, tracing_mode="fake")(*tensors)
+    # With the wrapper in C++ a call releases the interpreter's lock, so that clients run in threads side by side.
+    options = {"cpp_wrapper": True, "cpp.threads": 1, "compile_threads": 1, "fx_graph_cache": False}
+    compiled: Callable[..., list[Tensor]] = inductor(graph, [*tensors], options=options)
+    with torch.no_grad():
+        compiled(*tensors)
+    return compiled
+
+
+def in_order(tree: Any, like: Any) -> Any:
+    """Return a tree with the branches of its mappings in the order of `like`."""
+    if isinstance(like, dict):
+        return {name: in_order(tree[name], value) for name, value in like.items()}
+    return tree
+
+
+def _like(tensor: Tensor, before: Tensor) -> Tensor:
+    if tensor.shape != before.shape or tensor.dtype != before.dtype:
+        raise TypeError(f"a step turns {before.dtype} {list(before.shape)} into {tensor.dtype} {list(tensor.shape)}")
+    if tensor.stride() == before.stride():
+        return tensor
+    return torch.empty_strided(before.shape, before.stride(), dtype=before.dtype).copy_(tensor)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return the tensor, or its copy where it is a part of another: compiled code looks from where storage begins."""
+    return tensor if tensor.storage_offset() == 0 else tensor.clone()
+
+
+class Observed:
+    """The number of a round that remembers what was asked of it while a function was traced."""
+
+    def __init__(self, value: int):
+        self._value = value
+        self._seen: dict[tuple[Callable[[Any, Any], Any], Any], Any] = {}
+
+    def looks_like(self, round: int) -> bool:
+        """Return whether this round would have given the same answers."""
+        return all(function(round, other) == answer for (function, other), answer in self._seen.items())
+
+    def _see(self, function: Callable[[Any, Any], Any], other: Any) -> Any:
+        answer = function(self._value, other)
+        self._seen[function, other] = answer
+        return answer
+
+    def __lt__(self, other: Any) -> Any:
+        return self._see(operator.lt, other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._see(operator.le, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._see(operator.gt, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._see(operator.ge, other)
+
+    def __eq__(self, other: object) -> Any:
+        return self._see(operator.eq, other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._see(operator.ne, other)
+
+    __hash__ = object.__hash__
+
+    def __mod__(self, other: Any) -> Any:
+        return self._see(operator.mod, other)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._see(operator.floordiv, other)
+
+    def __add__(self, other: Any) -> Any:
+        return self._see(operator.add, other)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._see(operator.sub, other)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._see(operator.mul, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return self._see(_reversed_power, other)
+
+    def __index__(self) -> int:
+        return int(self._see(_itself, None))
+
+    def __int__(self) -> int:
+        return int(self._see(_itself, None))
+
+    def __float__(self) -> float:
+        return float(self._see(_itself, None))
+
+    def __bool__(self) -> bool:
+        return bool(self._see(_truth, None))
+
+
+def _reversed_power(exponent: Any, base: Any) -> Any:
+    return base**exponent
+
+
+def _itself(value: Any, _: None) -> Any:
+    return value
+
+
+def _truth(value: Any, _: None) -> bool:
+    return bool(value)

@@ -1,0 +1,99 @@
+"""Compiled steps against the same steps as they are."""
+
+import pytest
+import torch
+
+from fedcore.engine import serial, stacked
+from fedcore.engine.compiled import Compiler, Observed, can_compile, is_worthwhile, unrolled
+from fedcore.engine.executors import compiles
+from tests import toys
+
+
+def _both(composition=None, **train):
+    plain = toys.training(composition, **train)
+    compiled = toys.training(composition, compile="always", **train)
+    return plain.run(), compiled.run(), compiled.executor.compiler
+
+
+def test_there_is_a_compiler_here():
+    """The tests below would compare a path with itself."""
+    assert can_compile()
+
+
+@pytest.mark.parametrize("executor", ["serial", "stacked"])
+def test_compiled_steps_agree(executor, monkeypatch):
+    """Ragged clients, short last batches, momentum and weight decay; 3 steps a call and single ones."""
+    for module in (serial, stacked):
+        monkeypatch.setattr(module, "unrolled", lambda num_params, rows: 3)
+    settings = {"rounds": 2, "momentum": 0.5, "weight_decay": 0.01, "executor": executor}
+    plain, compiled, compiler = _both(**settings)
+    assert compiler.reasons == {}
+    assert 0 < toys.distance(plain.server.params, compiled.server.params) < 1e-6
+    assert compiled.history[-1]["train/loss"] == pytest.approx(plain.history[-1]["train/loss"], abs=1e-6)
+
+
+def test_a_rate_that_decays_needs_no_second_function():
+    plain, compiled, compiler = _both(rounds=3, lr_decay=0.5)
+    assert len(compiler._by_structure) == 1
+    assert toys.distance(plain.server.params, compiled.server.params) < 1e-6
+
+
+def test_workers_change_nothing():
+    one = toys.training(compile="always", rounds=1).run()
+    other = toys.training(compile="always", rounds=1, workers=2).run()
+    assert toys.equal(one.server.params, other.server.params)
+
+
+def test_what_cannot_be_compiled_runs_as_it_is():
+    def steps(carry, batches, view, round):
+        if carry["a"].sum() > 0:  # a decision on a value, which a tracer does not have
+            return carry, batches.sum()
+        return carry, batches.sum()
+
+    compiler = Compiler()
+    arguments = ({"a": torch.ones(2)}, torch.ones(3), {})
+    assert compiler.loop("steps", "key", steps, 0, *arguments) is None
+    assert compiler.loop("steps", "key", steps, 1, *arguments) is None
+    assert list(compiler.reasons) == ["steps"]
+
+
+def test_what_hooks_ask_of_the_round_decides_whether_a_function_serves_it():
+    observed = Observed(7)
+    assert observed >= 5
+    assert observed % 2 == 1
+    assert observed.looks_like(9)
+    assert not observed.looks_like(8)
+    assert not observed.looks_like(3)
+    assert 0.5**observed == 0.5**7
+    assert not observed.looks_like(9)
+    assert Observed(3).looks_like(12)
+
+
+def test_a_number_used_as_it_is_binds_the_round():
+    observed = Observed(2)
+    assert [10, 20, 30][observed] == 30
+    assert observed.looks_like(2)
+    assert not observed.looks_like(1)
+
+
+def test_short_steps_are_unrolled_and_long_ones_are_not():
+    assert unrolled(610, 10) == 16
+    assert unrolled(159_010, 20) == 5
+    assert unrolled(11_000_000, 32) == 1
+
+
+def test_a_run_is_compiled_when_it_is_long_or_told_to():
+    fed, net = toys.federation(), toys.net()
+
+    def compiled(**settings):
+        work = toys.training(None, fed, net, **settings)
+        return compiles(work.train, "serial", toys.CPU, net, fed)
+
+    # 71 train rows in batches of 8: 8.875 steps a round.
+    assert not is_worthwhile(int(8.875 * 5633))
+    assert not compiled(rounds=5633)
+    assert compiled(rounds=5634)
+    assert compiled(rounds=1, compile="always")
+    assert not compiled(rounds=9999, compile="never")
+    assert compiled(rounds=1000, local_steps=10)
+    assert not compiled(rounds=999, local_steps=10)
