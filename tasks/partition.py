@@ -52,10 +52,10 @@ def main() -> None:
 
 
 def title(table: PartitionTable) -> str:
-    """Return scheme, its main parameter, rotation if any, seed and the first digits of the content hash."""
+    """Return scheme, its main parameter, feature shift if any, seed and the first digits of the content hash."""
     scheme = json.loads(table.scheme)
-    shown = [key for key in ("alpha", "shards", "classes", "share", "path") if key in scheme]
-    shown += [key for key in ("rotation", "unseen_rotation") if scheme.get(key)] + ["seed"]
+    shown = [key for key in ("exponent", "sigma", "alpha", "shards", "classes", "share", "path") if key in scheme]
+    shown += [key for key in ("rotation", "unseen_rotation", "noise") if scheme.get(key)] + ["seed"]
     return ", ".join([scheme["scheme"], *(f"{key} {scheme[key]}" for key in shown)]) + f" ({table.content_hash[:12]})"
 
 

@@ -54,9 +54,11 @@ from fedcore.config.partition import (
     IidPartition,
     KClassesPartition,
     LgShardsPartition,
+    LogNormalPartition,
     NaturalPartition,
     Partition,
     PathologicalPartition,
+    PowerLawPartition,
     ShardsPartition,
     Splits,
     valid_schemes,
@@ -105,6 +107,7 @@ __all__ = [
     "KClassesPartition",
     "LeNet",
     "LgShardsPartition",
+    "LogNormalPartition",
     "MethodBlock",
     "MixturePseudo",
     "Mlp",
@@ -117,6 +120,7 @@ __all__ = [
     "ParquetData",
     "Partition",
     "PathologicalPartition",
+    "PowerLawPartition",
     "Problem",
     "Pseudo",
     "ResNet",
@@ -166,7 +170,7 @@ class Config(Section):
                 f"partition.scheme 'natural' needs a data set with clients of its own; '{self.dataset.name}' has none."
                 f" Valid: {valid_schemes(own_clients=False)}"
             )
-        if self.partition.by_label and self.dataset.own_clients:
+        if self.partition.mixes_clients and self.dataset.own_clients:
             raise ValueError(
                 f"partition.scheme '{self.partition.scheme}' would mix the clients of '{self.dataset.name}'."
                 f" Valid: {valid_schemes(own_clients=True)}"
@@ -175,6 +179,10 @@ class Config(Section):
             raise ValueError(
                 f"partition.rotation turns images; '{self.dataset.name}' has {self.dataset.kind}."
                 " Valid: rotation 0 and unseen_rotation null"
+            )
+        if isinstance(self.partition, Splits) and self.partition.noise and not self.dataset.is_image:
+            raise ValueError(
+                f"partition.noise is for images; '{self.dataset.name}' has {self.dataset.kind}. Valid: noise 0"
             )
         if self.virtual is not None and not self.dataset.is_image:
             raise ValueError(f"virtual data are images; '{self.dataset.name}' has {self.dataset.kind}. Valid: null")

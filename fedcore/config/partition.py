@@ -12,9 +12,10 @@ Degrees = Annotated[float, Field(ge=-360, le=360)]
 
 
 class Splits(Section):
-    """How each client's examples are split, and how far its images are turned; part of every partition scheme."""
+    """How each client's examples are split and its images changed; part of every partition scheme."""
 
-    by_label: ClassVar[bool] = False  # deals rows by their label alone, so it would mix a data set's own clients
+    # Would mix a data set's own clients, and is refused there; iid does so on purpose, as the case without any skew.
+    mixes_clients: ClassVar[bool] = False
     by_client: ClassVar[bool] = False  # takes the data set's own clients
 
     test: Annotated[float, Field(gt=0, lt=1)] = 0.25  # share of a client's examples held out for testing
@@ -22,6 +23,8 @@ class Splits(Section):
     unseen_clients: Annotated[int, Field(ge=0)] = 0  # the last so many clients never take part in training
     rotation: Degrees = 0.0  # degrees: client i's images are turned by i times this, counter-clockwise
     unseen_rotation: Degrees | None = None  # degrees, the same for every unseen client; null: as the other clients
+    # Client i of N gets Gaussian noise of standard deviation noise * i / N; 1 is the whole range of a pixel.
+    noise: Annotated[float, Field(ge=0, le=10)] = 0.0
     keep: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of every class's examples that is dealt at all
     seed: Seed = 0
 
@@ -44,10 +47,32 @@ class IidPartition(Splits):
     clients: Count = 20
 
 
+class PowerLawPartition(Splits):
+    """Quantity skew: the r-th largest client has a share proportional to r ** -exponent; labels as in the whole set."""
+
+    mixes_clients: ClassVar[bool] = True
+
+    scheme: Literal["quantity_power_law"]
+    clients: Count = 20
+    exponent: Annotated[float, Field(ge=0, le=20)] = 1.0  # 0: equal sizes; 1: Zipf's law
+    min_examples: Count = 10  # floor on a client's examples, all splits together
+
+
+class LogNormalPartition(Splits):
+    """Quantity skew: shares in proportion to the exponential of a normal variable; labels as in the whole set."""
+
+    mixes_clients: ClassVar[bool] = True
+
+    scheme: Literal["quantity_log_normal"]
+    clients: Count = 20
+    sigma: Annotated[float, Field(ge=0, le=20)] = 1.0  # deviation of the logarithm of a size; 0: equal sizes
+    min_examples: Count = 10  # floor on a client's examples, all splits together
+
+
 class LabelSkew(Splits):
     """Base of the schemes that deal rows by label."""
 
-    by_label: ClassVar[bool] = True
+    mixes_clients: ClassVar[bool] = True
 
     clients: Count = 20
 
@@ -122,10 +147,11 @@ class NaturalPartition(Splits):
 class FilePartition(Section):
     """An ``.npz`` with ``client`` (-1 = unused) and ``split`` (0 train, 1 test, optionally 2 validation) per row.
 
-    It may hold ``rotation``, the degrees by which the images of each client are turned.
+    It may hold ``rotation``, the degrees by which the images of each client are turned, and ``noise``, the standard
+    deviation of the noise on them.
     """
 
-    by_label: ClassVar[bool] = False
+    mixes_clients: ClassVar[bool] = False
     by_client: ClassVar[bool] = False
 
     scheme: Literal["file"]
@@ -137,6 +163,8 @@ class FilePartition(Section):
 
 Partition = Annotated[
     IidPartition
+    | PowerLawPartition
+    | LogNormalPartition
     | DirichletPartition
     | DirClientPartition
     | ShardsPartition
@@ -154,6 +182,6 @@ def valid_schemes(*, own_clients: bool) -> str:
     """Return the names of the schemes for a data set with, or without, clients of its own: ``file, iid, natural``."""
     found: list[str] = []
     for scheme in get_args(get_args(Partition)[0]):
-        if not (scheme.by_label if own_clients else scheme.by_client):
+        if not (scheme.mixes_clients if own_clients else scheme.by_client):
             found += get_args(scheme.model_fields["scheme"].annotation)
     return ", ".join(sorted(found))

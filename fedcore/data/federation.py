@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedcore.data import rotation
+from fedcore.data import noise, rotation
 from fedcore.data.dataset import Dataset
 from fedcore.data.partitions import TEST, TRAIN, VALIDATION, PartitionTable
 
@@ -33,11 +33,13 @@ class Federation:
         Train examples of each client.
     rotation : array [num_total] float32
         Degrees by which each client's images are turned, counter-clockwise; all 0 without that feature shift.
+    noise : array [num_total] float32
+        Standard deviation of the noise on each client's images, 1 is the range of a pixel; all 0 without that shift.
 
     Raises
     ------
     ValueError
-        When the partition was made for another number of rows, or turns inputs that cannot be turned.
+        When the partition was made for another number of rows, or changes inputs as only images can be.
     """
 
     def __init__(self, dataset: Dataset, table: PartitionTable):
@@ -49,8 +51,11 @@ class Federation:
         wrong = rotation.problem(table.rotation, dataset.input_shape)
         if wrong is not None:
             raise ValueError(f"the partition turns the images of its clients, but of data set '{dataset.name}' {wrong}")
+        wrong = noise.problem(table.noise, dataset.input_shape)
+        if wrong is not None:
+            raise ValueError(f"the partition puts noise on images, but of data set '{dataset.name}' {wrong}")
         self.dataset = dataset
-        self.rotation = table.rotation
+        self.rotation, self.noise, self._noise_seed = table.rotation, table.noise, table.noise_seed
         self.num_clients = table.num_clients
         self.num_unseen = table.num_unseen
         self.num_total = table.num_total
@@ -75,10 +80,10 @@ class Federation:
         return _frozen(np.ascontiguousarray(self._sizes[:, _code(split)]))
 
     def inputs(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return the data set's inputs as the clients see them: every row turned by its client's angle.
+        """Return the data set's inputs as the clients see them: turned by the client's angle, with noise of its level.
 
-        Without rotation and `rows` this is the data set's own array, which may lie on disk; otherwise a copy, made at
-        every call. Rows that nobody holds are not turned.
+        Without feature shift and `rows` this is the data set's own array, which may lie on disk; otherwise a copy, made
+        at every call. Rows that nobody holds stay as they are.
 
         Parameters
         ----------
@@ -90,13 +95,23 @@ class Federation:
         array [n, ...] or [m, ...] of the data set's type
         """
         inputs = self.dataset.inputs if rows is None else np.asarray(self.dataset.inputs[rows])
-        return rotation.rotate_rows(inputs, self._degrees if rows is None else self._degrees[rows])
+        if self.rotation.any():
+            inputs = rotation.rotate_rows(inputs, self._by_row(self.rotation, rows))
+        if self.noise.any():
+            numbers = np.arange(len(self.dataset)) if rows is None else np.asarray(rows)
+            inputs = noise.add_rows(inputs, self._by_row(self.noise, rows), numbers, self._noise_seed)
+        return inputs
+
+    def _by_row(self, per_client: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
+        """Return the client's value for `rows`, or all; 0 for rows that nobody holds."""
+        client = self._client if rows is None else self._client[rows]
+        return np.where(client >= 0, per_client[client], 0)
 
     @cached_property
-    def _degrees(self) -> np.ndarray:
-        degrees = np.zeros(len(self.dataset), np.float32)
-        degrees[self._order] = np.repeat(self.rotation, self._sizes.sum(axis=1))
-        return _frozen(degrees)
+    def _client(self) -> np.ndarray:
+        client = np.full(len(self.dataset), -1, np.int32)
+        client[self._order] = np.repeat(np.arange(self.num_total), self._sizes.sum(axis=1))
+        return _frozen(client)
 
     @cached_property
     def class_counts(self) -> np.ndarray:

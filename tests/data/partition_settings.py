@@ -22,6 +22,14 @@ def dir_client(**changes: object) -> config.DirClientPartition:
     return config.DirClientPartition(scheme="dir_client", **{"alpha": 0.5, "clients": 7, **changes})
 
 
+def power_law(**changes: object) -> config.PowerLawPartition:
+    return config.PowerLawPartition(scheme="quantity_power_law", **{"clients": 8, **changes})
+
+
+def log_normal(**changes: object) -> config.LogNormalPartition:
+    return config.LogNormalPartition(scheme="quantity_log_normal", **{"clients": 8, **changes})
+
+
 def shards(**changes: object) -> config.ShardsPartition:
     return config.ShardsPartition(scheme="shards", **{"clients": 6, **changes})
 
@@ -54,4 +62,5 @@ def assert_same(left: PartitionTable, right: PartitionTable) -> None:
     np.testing.assert_array_equal(left.client, right.client)
     np.testing.assert_array_equal(left.split, right.split)
     np.testing.assert_array_equal(left.rotation, right.rotation)
+    np.testing.assert_array_equal(left.noise, right.noise)
     assert (left.num_clients, left.num_unseen) == (right.num_clients, right.num_unseen)

@@ -13,12 +13,23 @@ from fedcore.data.dataset import Dataset
 from fedcore.data.partitions import PartitionTable
 from tasks.partition import draw, title
 from tests.data.conftest import toy_dataset
-from tests.data.partition_settings import dir_client, dominant, k_classes, lg_shards, pathological, shards
+from tests.data.partition_settings import (
+    dir_client,
+    dominant,
+    k_classes,
+    lg_shards,
+    log_normal,
+    pathological,
+    power_law,
+    shards,
+)
 
 
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
+        (power_law(exponent=1.5), "quantity_power_law, exponent 1.5, seed 0 ("),
+        (log_normal(sigma=0.5), "quantity_log_normal, sigma 0.5, seed 0 ("),
         (dir_client(alpha=0.1), "dir_client, alpha 0.1, seed 0 ("),
         (shards(shards=3), "shards, shards 3, seed 0 ("),
         (k_classes(classes=2, seed=4), "k_classes, classes 2, seed 4 ("),
@@ -39,9 +50,11 @@ def test_every_scheme_has_its_picture(tmp_path: Path, skewed: Dataset, config: S
 
 
 def test_the_title_tells_the_rotation(skewed: Dataset) -> None:
-    scheme = '{"scheme": "iid", "seed": 0, "rotation": 15.0, "unseen_rotation": 90.0, "unseen_clients": 1}'
+    scheme = (
+        '{"scheme": "iid", "seed": 0, "rotation": 15.0, "unseen_rotation": 90.0, "unseen_clients": 1, "noise": 0.1}'
+    )
     table = PartitionTable(np.zeros(2), np.zeros(2), 1, 1, scheme, np.array([0.0, 90.0]))
-    assert title(table).startswith("iid, rotation 15.0, unseen_rotation 90.0, seed 0 (")
+    assert title(table).startswith("iid, rotation 15.0, unseen_rotation 90.0, noise 0.1, seed 0 (")
 
 
 def test_one_large_client_among_single_rows(tmp_path: Path) -> None:
