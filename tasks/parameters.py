@@ -62,14 +62,15 @@ def read_source(section: settings.Dataset, *where: str) -> Dataset:
         When files are missing; its lines name the keys at `where`.
     """
     from fedcore.data import sources
+    from tasks.progress import ProgressBar
 
     def moved(problem: Problem) -> Problem:
         path = (*where, *problem.path[1:]) if problem.path[:1] == ("dataset",) else problem.path
         return Problem(path, problem.message.replace("dataset.", f"{'.'.join(where)}."))
 
-    with explained():
+    with explained(), ProgressBar() as show:
         try:
-            return sources.read(section, lambda done, total: print(f"decoded {done:,} of {total:,} images", flush=True))
+            return sources.read(section, show)
         except ConfigError as error:
             raise ConfigError(map(moved, error.problems)) from None
 

@@ -18,20 +18,18 @@ def main() -> None:
     from fedcore.data import sources
     from fedcore.data.dataset import save
     from tasks.files import atomic_folder
+    from tasks.progress import ProgressBar
 
     config = read_config()
-    try:
-        dataset = sources.read(config.dataset, _show)
-    except ConfigError as error:
-        raise ParametersError(explain(error.problems)) from None
     with atomic_folder(arguments.out) as folder:
+        try:
+            with ProgressBar() as show:
+                dataset = sources.read(config.dataset, show, folder)
+        except ConfigError as error:
+            raise ParametersError(explain(error.problems)) from None
         save(dataset, folder)
     shape = " x ".join(map(str, dataset.input_shape))
     print(f"{dataset.name}: {len(dataset)} examples of shape {shape}, {dataset.num_classes} classes -> {arguments.out}")
-
-
-def _show(done: int, total: int) -> None:
-    print(f"decoded {done:,} of {total:,} images", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-# Rows looked at together, so that a memory-mapped set larger than memory can be checked.
-_CHUNK = 1 << 16
+from fedcore.data.rows import blocks, is_whole_file
+
 _KINDS = {(4, "uint8"), (3, "float32"), (2, "float32"), (2, "int32")}
 
 
@@ -95,17 +95,22 @@ class Dataset:
         digest = hashlib.sha256(json.dumps(_meta(self), sort_keys=True).encode())
         for field, array in _arrays(self).items():
             digest.update(f"{field} {array.dtype.str} {array.shape}".encode())
-            for start in range(0, len(array), _CHUNK):
-                digest.update(np.ascontiguousarray(array[start : start + _CHUNK]).reshape(-1).data)
+            for _, block in blocks(array):
+                digest.update(np.ascontiguousarray(block).reshape(-1).data)
         return digest.hexdigest()
 
 
 def save(dataset: Dataset, folder: Path | str) -> None:
-    """Write ``meta.json`` and an ``.npy`` per array, ``clients`` and ``protected`` if any; same data, same bytes."""
+    """Write ``meta.json`` and an ``.npy`` per array, ``clients`` and ``protected`` if any; same data, same bytes.
+
+    An array that already is that file, because its source wrote it there, is left as it is.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for field, array in _arrays(dataset).items():
-        np.save(folder / f"{field}.npy", array, allow_pickle=False)
+        path = folder / f"{field}.npy"
+        if not (path.is_file() and is_whole_file(array) and path.samefile(str(getattr(array, "filename", "")))):
+            np.save(path, array, allow_pickle=False)
     meta = {**_meta(dataset), "content_hash": dataset.content_hash}
     (folder / "meta.json").write_text(json.dumps(meta, sort_keys=True, indent=2, ensure_ascii=False) + "\n")
 
@@ -203,8 +208,8 @@ def _value_problems(dataset: Dataset) -> Iterator[str]:
     inputs = dataset.inputs
     if inputs.dtype == np.uint8:
         return
-    for start in range(0, len(inputs), _CHUNK):
-        rows = inputs[start : start + _CHUNK].reshape(-1, int(np.prod(inputs.shape[1:])))
+    for start, block in blocks(inputs):
+        rows = block.reshape(-1, int(np.prod(inputs.shape[1:])))
         if dataset.num_tokens is None:
             valid = np.isfinite(rows).all(axis=1)
             message = "are not finite"

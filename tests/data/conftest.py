@@ -3,7 +3,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -67,3 +69,81 @@ def idx_files(monkeypatch: pytest.MonkeyPatch) -> IdxFiles:
     for official in (datasets.MNIST, datasets.FashionMNIST):
         monkeypatch.setattr(official, "resources", files.resources)
     return files
+
+
+class FileServer:
+    """A server of files on this machine that can break off, forget what a range is, or hide lengths.
+
+    Attributes
+    ----------
+    files : content by path, without the slash
+    requests : (path, value of the header Range or "") of every request, in order
+    cuts : bytes of the body after which the next connections break off, one entry each
+    ranges : whether the server knows what a range is
+    lengths : whether it says how long an answer is
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.requests: list[tuple[str, str]] = []
+        self.cuts: list[int] = []
+        self.ranges = True
+        self.lengths = True
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer._answer(self)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}/"
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _answer(self, request: BaseHTTPRequestHandler) -> None:
+        name, wanted = request.path[1:], request.headers.get("Range", "")
+        self.requests.append((name, wanted))
+        if name not in self.files:
+            request.send_error(404)
+            return
+        content, start = self.files[name], 0
+        if wanted and self.ranges:
+            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+            if start >= len(content):
+                request.send_error(416)
+                return
+            request.send_response(206)
+            request.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        else:
+            request.send_response(200)
+        if self.lengths:
+            request.send_header("Content-Length", str(len(content) - start))
+        request.end_headers()
+        body = content[start:]
+        request.wfile.write(body[: self.cuts.pop(0)] if self.cuts else body)
+
+
+@pytest.fixture
+def server() -> Iterator[FileServer]:
+    running = FileServer()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def nowhere() -> str:
+    """Return an address where nobody answers."""
+    stopped = FileServer()
+    stopped.stop()
+    return stopped.url

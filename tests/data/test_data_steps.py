@@ -130,8 +130,7 @@ def test_prepare_shows_how_far_the_decoding_is(
     change("{name: synthetic, clients: 6, alpha: 0.5, beta: 0.5}", "{name: image_folder, root: mine}")
     step(prepare.main, "--out", "out")
     assert capsys.readouterr().out.splitlines() == [
-        "decoded 2 of 3 images",
-        "decoded 3 of 3 images",
+        "decode: 3 of 3 images",
         "image_folder: 3 examples of shape 3 x 4 x 4, 2 classes -> out",
     ]
     assert dataset.load("out").labels.tolist() == [0, 0, 1]

@@ -28,8 +28,8 @@ from fedcore.config import (
 )
 from fedcore.data import sources
 from fedcore.data.dataset import Dataset
-from fedcore.data.sources import cifar, pixels
-from tests.data.conftest import IdxFiles
+from fedcore.data.sources import Progress, cifar, pixels
+from tests.data.conftest import FileServer, IdxFiles
 
 COLOURS = np.arange(7 * 32 * 32 * 3, dtype=np.int64).reshape(7, 32, 32, 3) * 37 % 251
 COLOURS = COLOURS.astype(np.uint8)  # [7, H, W, 3]
@@ -153,10 +153,20 @@ def test_progress_is_reported_every_so_many_rows_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pixels, "PROGRESS_ROWS", 3)
-    seen: list[tuple[int, int]] = []
+    seen: list[Progress] = []
     config = Cifar10Data(name="cifar10", root=str(tables(tmp_path)), download=False)
-    sources.read(config, lambda done, total: seen.append((done, total)))
-    assert seen == [(3, 7), (6, 7), (7, 7)]
+    sources.read(config, seen.append)
+    assert seen == [Progress("decode", "images", done, 7) for done in (3, 6, 7)]
+
+
+def test_decoded_images_are_written_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pixels, "_BLOCK", 3)
+    config = Cifar10Data(name="cifar10", root=str(tables(tmp_path)), download=False)
+    data = sources.read(config, folder=tmp_path)
+    np.save(tmp_path / "expected.npy", PLANES)
+    assert (tmp_path / "inputs.npy").read_bytes() == (tmp_path / "expected.npy").read_bytes()
+    assert isinstance(data.inputs, np.memmap)
+    assert data.content_hash == cifar10(tmp_path).content_hash
 
 
 def test_a_label_out_of_range_is_found_before_any_image_is_decoded(tmp_path: Path) -> None:
@@ -373,37 +383,27 @@ def test_without_files_and_download_one_line_says_what_goes_where(tmp_path: Path
     )
 
 
-def test_the_archive_is_downloaded_into_root(tmp_path: Path, archive: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetched = []
-
-    def fetch(url: str, filename: str, *_: object) -> None:
-        fetched.append(url)
-        Path(filename).write_bytes(archive)
-
-    monkeypatch.setattr("torchvision.datasets.utils._get_redirect_url", lambda url, max_hops: url)
-    monkeypatch.setattr("torchvision.datasets.utils._urlretrieve", fetch)
+def test_the_archive_is_downloaded_into_root(
+    tmp_path: Path, archive: bytes, monkeypatch: pytest.MonkeyPatch, server: FileServer
+) -> None:
+    monkeypatch.setattr(cifar, "URL", server.url)
+    server.files["cifar-10-binary.tar.gz"] = archive
     root = tmp_path / "new"
     assert_is_binary10(cifar10(root, download=True))
     assert_is_binary10(cifar10(root, download=True))
-    assert fetched == ["https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"]
+    assert server.requests == [("cifar-10-binary.tar.gz", "")]
     assert {path.name: path.read_bytes() for path in root.iterdir()} == {"cifar-10-binary.tar.gz": archive}
 
 
-@pytest.mark.parametrize("problem", ["checksum", "offline"])
 def test_a_failed_download_leaves_nothing_behind(
-    tmp_path: Path, archive: bytes, monkeypatch: pytest.MonkeyPatch, problem: str
+    tmp_path: Path, archive: bytes, monkeypatch: pytest.MonkeyPatch, server: FileServer, nowhere: str
 ) -> None:
-    def fetch(url: str, filename: str, *_: object) -> None:
-        if problem == "offline":
-            raise OSError("no route\nto host")
-        Path(filename).write_bytes(archive[:-1])
-
-    monkeypatch.setattr("torchvision.datasets.utils._get_redirect_url", lambda url, max_hops: url)
-    monkeypatch.setattr("torchvision.datasets.utils._urlretrieve", fetch)
+    server.files["cifar-10-binary.tar.gz"] = archive[:-1]
     start = "dataset.root: files are missing and the download failed; put cifar-10-binary.tar.gz into"
-    reason = {"checksum": "File not found or corrupted", "offline": "no route to host"}[problem]
-    one_line(lambda: cifar10(tmp_path, download=True), start, reason, error=ConfigError)
-    assert list(tmp_path.iterdir()) == []
+    for url, reason in ((server.url, "came with MD5"), (nowhere, "Connection refused")):
+        monkeypatch.setattr(cifar, "URL", url)
+        one_line(lambda: cifar10(tmp_path, download=True), start, reason, error=ConfigError)
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_a_root_that_cannot_be_written_is_said_before_the_download(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from fedcore import seeds
 from fedcore.config import ConfigError, DigitsData, MnistData, SyntheticData
 from fedcore.data import sources
 from fedcore.data.dataset import Dataset
-from tests.data.conftest import IdxFiles
+from tests.data.conftest import FileServer, IdxFiles, idx
 
 
 def test_digits_are_the_packaged_images() -> None:
@@ -89,55 +89,51 @@ def test_missing_files_without_download_say_what_goes_where(tmp_path: Path, idx_
 
 
 def test_an_offline_machine_gets_one_line_and_keeps_its_files(
-    tmp_path: Path, idx_files: IdxFiles, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, idx_files: IdxFiles, monkeypatch: pytest.MonkeyPatch, nowhere: str
 ) -> None:
-    def offline(*_: object, **__: object) -> None:
-        raise RuntimeError("no route\nto host")
-
-    monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", offline)
+    monkeypatch.setattr("torchvision.datasets.MNIST.mirrors", [nowhere])
     names = list(idx_files.packed)
     raw = idx_files.write(tmp_path / "MNIST" / "raw", names[0])
     with pytest.raises(ConfigError) as caught:
         mnist(tmp_path, download=True)
     message = str(caught.value)
     assert message.startswith(
-        f"dataset.root: files are missing and the download failed; put {', '.join(names[1:])} into"
+        f"dataset.root: files are missing and the download failed; put {', '.join(names[1:])} into {raw}, or point"
     )
-    assert "no route to host" in message
+    assert "Connection refused" in message
     assert "\n" not in message
     assert [path.name for path in raw.iterdir()] == [names[0]]
 
 
-def test_only_missing_files_are_downloaded_into_root(
-    tmp_path: Path, idx_files: IdxFiles, monkeypatch: pytest.MonkeyPatch
+def test_only_missing_files_are_downloaded_from_the_first_mirror_that_has_them(
+    tmp_path: Path, idx_files: IdxFiles, monkeypatch: pytest.MonkeyPatch, server: FileServer, nowhere: str
 ) -> None:
-    fetched = []
-
-    def fetch(url: str, filename: str, *_: object) -> None:
-        fetched.append(filename)
-        Path(filename).write_bytes(idx_files.packed[Path(filename).name])
-
-    monkeypatch.setattr("torchvision.datasets.utils._get_redirect_url", lambda url, max_hops: url)
-    monkeypatch.setattr("torchvision.datasets.utils._urlretrieve", fetch)
+    monkeypatch.setattr("torchvision.datasets.MNIST.mirrors", [nowhere, server.url + "no/", server.url])
+    server.files.update(idx_files.packed)
     names = list(idx_files.packed)
     raw = idx_files.write(tmp_path / "MNIST" / "raw", names[0])
     dataset = mnist(tmp_path, download=True)
     assert len(dataset) == 17
-    assert [Path(name).name for name in fetched] == names[1:]
+    assert [name for name, _ in server.requests if not name.startswith("no/")] == names[1:]
     assert {path.name: path.read_bytes() for path in raw.iterdir()} == idx_files.packed
     assert mnist(tmp_path, download=False).content_hash == dataset.content_hash
 
 
 def test_a_download_with_the_wrong_checksum_leaves_nothing_behind(
-    tmp_path: Path, idx_files: IdxFiles, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, idx_files: IdxFiles, monkeypatch: pytest.MonkeyPatch, server: FileServer
 ) -> None:
-    monkeypatch.setattr("torchvision.datasets.utils._get_redirect_url", lambda url, max_hops: url)
-    monkeypatch.setattr(
-        "torchvision.datasets.utils._urlretrieve", lambda url, filename: Path(filename).write_bytes(b"<html>")
-    )
-    with pytest.raises(ConfigError, match="the download failed"):
+    monkeypatch.setattr("torchvision.datasets.MNIST.mirrors", [server.url])
+    server.files.update(dict.fromkeys(idx_files.packed, b"<html>"))
+    with pytest.raises(ConfigError, match=r"the download failed.*came with MD5"):
         mnist(tmp_path, download=True)
     assert list((tmp_path / "MNIST" / "raw").iterdir()) == []
+
+
+def test_a_label_outside_the_classes_is_named_with_its_file(tmp_path: Path, idx_files: IdxFiles) -> None:
+    raw = idx_files.write(tmp_path / "MNIST" / "raw", *idx_files.plain)
+    (raw / "t10k-labels-idx1-ubyte").write_bytes(idx(np.array([0, 1, 10, 3, 4], np.uint8)))
+    with pytest.raises(ValueError, match=r"raw/t10k-labels-idx1-ubyte: label 10 in row 2 is outside 0\.\.9$"):
+        mnist(tmp_path)
 
 
 def test_a_root_that_cannot_be_written_is_said_before_the_download(tmp_path: Path, idx_files: IdxFiles) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from fedcore import config as settings
 from fedcore.data.dataset import Dataset
 from fedcore.data.sources import (
@@ -19,10 +21,12 @@ from fedcore.data.sources import (
     synthetic,
     tiny_imagenet,
 )
-from fedcore.data.sources.pixels import OnProgress
+from fedcore.data.sources.progress import OnProgress, Progress
+
+__all__ = ["OnProgress", "Progress", "read"]
 
 
-def read(config: settings.Dataset, on_progress: OnProgress | None = None) -> Dataset:
+def read(config: settings.Dataset, on_progress: OnProgress | None = None, folder: Path | None = None) -> Dataset:
     """Return the data set that `config` names.
 
     Official train rows come first, then the official test rows; a set without an official split counts all its
@@ -31,7 +35,9 @@ def read(config: settings.Dataset, on_progress: OnProgress | None = None) -> Dat
     Parameters
     ----------
     config : the ``dataset`` section
-    on_progress : called as ``on_progress(done, total)`` while encoded images are decoded, every few thousand rows
+    on_progress : told now and then how far a download, or what else takes long, has come
+    folder : an empty folder that `fedcore.data.dataset.save` will write the set into: where the inputs may be more
+        than fits in memory, they are written there as they are read; None: all is in memory
 
     Raises
     ------
@@ -40,31 +46,32 @@ def read(config: settings.Dataset, on_progress: OnProgress | None = None) -> Dat
     ValueError
         When a file is damaged or holds something else; one line naming it, and the row where there is one.
     """
+    path = None if folder is None else folder / "inputs.npy"
     match config:
         case settings.DigitsData():
             return digits.read()
         case settings.SyntheticData():
             return synthetic.read(config)
         case settings.MnistData():
-            return mnist.read(config)
+            return mnist.read(config, on_progress)
         case settings.Cifar10Data() | settings.Cifar100Data():
-            return cifar.read(config, on_progress)
+            return cifar.read(config, on_progress, path)
         case settings.TinyImagenetData():
-            return tiny_imagenet.read(config, on_progress)
+            return tiny_imagenet.read(config, on_progress, path)
         case settings.AdultData():
             return adult.read(config)
         case settings.SvhnData():
-            return svhn.read(config)
+            return svhn.read(config, on_progress)
         case settings.FemnistData():
-            return femnist.read(config)
+            return femnist.read(config, path)
         case settings.HarData():
             return har.read(config)
         case settings.AgNewsData():
             return ag_news.read(config)
         case settings.ImageFolderData():
-            return own_images.read_folder(config, on_progress)
+            return own_images.read_folder(config, on_progress, path)
         case settings.ParquetData():
-            return own_images.read_parquet(config, on_progress)
+            return own_images.read_parquet(config, on_progress, path)
         case settings.CsvData() | settings.TableData():
             return own_tables.read(config)
         case settings.NpzData():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ import numpy as np
 from fedcore.config import Cifar10Data, Cifar100Data
 from fedcore.data.dataset import Dataset
 from fedcore.data.sources import image_tables
-from fedcore.data.sources.download import fetch, missing, put
+from fedcore.data.sources.download import Remote, check_official, fetch, missing
 from fedcore.data.sources.image_tables import Columns
-from fedcore.data.sources.pixels import OnProgress
+from fedcore.data.sources.progress import OnProgress
 from fedcore.data.sources.scaling import scaling
 
 URL = "https://www.cs.toronto.edu/~kriz/"
@@ -62,7 +61,9 @@ COARSE = _Set(
 )
 
 
-def read(config: Cifar10Data | Cifar100Data, on_progress: OnProgress | None = None) -> Dataset:
+def read(
+    config: Cifar10Data | Cifar100Data, on_progress: OnProgress | None = None, path: Path | None = None
+) -> Dataset:
     """Return the images, [60000, 3, 32, 32] uint8, and labels in official order.
 
     Of what lies under ``root``, the first of these counts: the parquet files, the unpacked binary version, its
@@ -80,18 +81,18 @@ def read(config: Cifar10Data | Cifar100Data, on_progress: OnProgress | None = No
         absent = [path.name for path in tables if not path.is_file()]
         if absent:
             raise missing(f"; put {absent[0]} into {tables[0].parent}, beside the other")
-        table = image_tables.read(tables, chosen.columns, chosen.num_classes, on_progress=on_progress)
+        table = image_tables.read(tables, chosen.columns, chosen.num_classes, on_progress=on_progress, path=path)
         pixels, labels, names, num_train = table.pixels, table.labels, table.class_names, table.rows[0]
     else:
-        pixels, labels, names, num_train = _read_binary(root, config, chosen)
+        pixels, labels, names, num_train = _read_binary(root, config, chosen, on_progress)
     return Dataset(config.name, pixels, labels, names, offset, scale, num_train)
 
 
 def _read_binary(
-    root: Path, config: Cifar10Data | Cifar100Data, chosen: _Set
+    root: Path, config: Cifar10Data | Cifar100Data, chosen: _Set, on_progress: OnProgress | None
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...], int]:
     binary = chosen.binary
-    place, contents = _contents(root, config, binary)
+    place, contents = _contents(root, config, binary, on_progress)
     names = tuple(contents.pop(binary.names).decode(errors="replace").split())
     if len(names) != chosen.num_classes:
         raise ValueError(f"{place / binary.names}: {len(names)} class names, expected {chosen.num_classes}")
@@ -113,7 +114,9 @@ def _records(path: Path, content: bytes, binary: Binary) -> np.ndarray:
     return np.frombuffer(content, np.uint8).reshape(-1, size)
 
 
-def _contents(root: Path, config: Cifar10Data | Cifar100Data, binary: Binary) -> tuple[Path, dict[str, bytes]]:
+def _contents(
+    root: Path, config: Cifar10Data | Cifar100Data, binary: Binary, on_progress: OnProgress | None
+) -> tuple[Path, dict[str, bytes]]:
     """Return the files of the binary version by name, and where they are."""
     folder, archive = root / binary.folder, root / binary.archive
     needed = (*binary.train, *binary.test, binary.names)
@@ -128,27 +131,13 @@ def _contents(root: Path, config: Cifar10Data | Cifar100Data, binary: Binary) ->
         f"put {binary.archive} into {root},"
         f" or point dataset.root at a folder with {config.name}/train.parquet and {config.name}/test.parquet"
     )
-    with tempfile.TemporaryDirectory() as scratch:
-        fetch(root, wanted, config.download, lambda: _download(Path(scratch), binary))
-        put(Path(scratch) / binary.archive, root)
+    file = Remote(binary.archive, binary.md5, (URL + binary.archive,))
+    fetch(root, [file], wanted, config.download, on_progress)
     return archive, _unpack(archive, binary, needed)
 
 
-def _download(folder: Path, binary: Binary) -> None:
-    from torchvision.datasets.utils import download_url  # type: ignore[import-untyped]
-
-    download_url(URL + binary.archive, str(folder), binary.archive, binary.md5)
-
-
 def _unpack(archive: Path, binary: Binary, needed: Iterable[str]) -> dict[str, bytes]:
-    from torchvision.datasets.utils import calculate_md5
-
-    found = calculate_md5(archive)
-    if found != binary.md5:
-        raise ValueError(
-            f"{archive}: damaged or not the official file ({archive.stat().st_size} bytes, MD5 {found};"
-            f" official MD5 {binary.md5}); replace it, or delete it to have it downloaded"
-        )
+    check_official(archive, binary.md5)
     contents = {}
     try:
         with tarfile.open(archive, "r:gz") as members:

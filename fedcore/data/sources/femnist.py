@@ -12,6 +12,7 @@ import numpy as np
 
 from fedcore.config import FemnistData
 from fedcore.data.dataset import Dataset
+from fedcore.data.rows import Rows
 from fedcore.data.sources.download import missing
 from fedcore.data.sources.scaling import half
 
@@ -19,7 +20,7 @@ CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 SIDE = 28
 
 
-def read(config: FemnistData) -> Dataset:
+def read(config: FemnistData, path: Path | None = None) -> Dataset:
     """Return the images, [n, 1, 28, 28] uint8: of train/*.json, then of test/*.json, files by name, writers in order.
 
     A file holds ``users`` and, in ``user_data``, for each of them ``x`` (lists of 784 numbers 0..1) and ``y`` (0..61:
@@ -38,21 +39,22 @@ def read(config: FemnistData) -> Dataset:
     if not parts[0]:
         raise missing(f"; put LEAF's json files into {folder / 'train'} (and {folder / 'test'}), or set dataset.root")
     numbers: dict[str, int] = {}
-    pixels, labels, clients = [], [], []
+    labels, clients = [], []
     num_train = 0
-    for number, paths in enumerate(parts):
-        for path in paths:
-            for user, images, classes in _writers(path):
-                client = numbers.setdefault(user, len(numbers))
-                pixels.append(images)
-                labels.append(classes)
-                clients.append(np.full(len(classes), client, np.int32))
-                num_train += len(classes) if number == 0 else 0
+    with Rows(path) as pixels:
+        for number, files in enumerate(parts):
+            for file in files:
+                for user, images, classes in _writers(file):
+                    client = numbers.setdefault(user, len(numbers))
+                    pixels.append(images)
+                    labels.append(classes)
+                    clients.append(np.full(len(classes), client, np.int32))
+                    num_train += len(classes) if number == 0 else 0
     if num_train == 0:
         raise ValueError(f"{folder / 'train'}: its files hold no images")
     return Dataset(
         config.name,
-        np.concatenate(pixels).reshape(-1, 1, SIDE, SIDE),
+        pixels.array(),
         np.concatenate(labels),
         CLASSES,
         *half(1),
@@ -89,7 +91,7 @@ def _examples(where: str, images: list[Any], labels: list[Any]) -> tuple[np.ndar
         if values is None or values.shape != (SIDE * SIDE,) or not ((values >= 0) & (values <= 1)).all():
             raise ValueError(f"{where}: row {row} must be a list of {SIDE * SIDE} numbers 0..1")
         pixels[row] = np.rint(values * 255)
-    return pixels, np.array(labels, np.int64)
+    return pixels.reshape(-1, 1, SIDE, SIDE), np.array(labels, np.int64)
 
 
 def _numbers(image: Any) -> np.ndarray | None:

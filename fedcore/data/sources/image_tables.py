@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedcore.data.sources.parquet_files import opened, pick
-from fedcore.data.sources.pixels import OnProgress, decode_all
+from fedcore.data.sources.pixels import decode_all
+from fedcore.data.sources.progress import OnProgress
 
 _BATCH = 1_000
 
@@ -45,6 +46,7 @@ def read(
     channels: int = 3,
     size: int | None = None,
     on_progress: OnProgress | None = None,
+    path: Path | None = None,
 ) -> ImageTable:
     """Read and decode parquet files; labels are all checked before the first image is decoded.
 
@@ -55,7 +57,7 @@ def read(
     ----------
     files : read in this order
     num_classes : what the set must have; None: as many as there are names, or the highest label says
-    channels, size, on_progress : see `pixels.decode_all`
+    channels, size, on_progress, path : see `pixels.decode_all`
 
     Raises
     ------
@@ -65,7 +67,7 @@ def read(
     parts = [_read_labels(path, columns) for path in files]
     labels, names = _number(files, parts, num_classes)
     rows = tuple(len(part.labels) for part in parts)
-    pixels = decode_all(_images(files, columns), sum(rows), channels, size, on_progress)
+    pixels = decode_all(_images(files, columns), sum(rows), channels, size, on_progress, path)
     return ImageTable(pixels, labels, names, rows)
 
 

@@ -10,13 +10,14 @@ from fedcore.config import ConfigError, ImageFolderData, ParquetData, Problem
 from fedcore.data.dataset import Dataset
 from fedcore.data.sources import image_tables
 from fedcore.data.sources.own_files import own_files
-from fedcore.data.sources.pixels import OnProgress, decode_all
+from fedcore.data.sources.pixels import decode_all
+from fedcore.data.sources.progress import OnProgress
 from fedcore.data.sources.scaling import half
 
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
-def read_folder(config: ImageFolderData, on_progress: OnProgress | None = None) -> Dataset:
+def read_folder(config: ImageFolderData, on_progress: OnProgress | None = None, path: Path | None = None) -> Dataset:
     """Return the images of ``<root>/<class>/<image>``: classes by name, then files by name.
 
     Names that begin with a dot are passed over, and so is a file beside the class folders unless it is an image.
@@ -32,17 +33,17 @@ def read_folder(config: ImageFolderData, on_progress: OnProgress | None = None) 
     if not root.is_dir():
         raise ConfigError([Problem(("dataset", "root"), f"{root} is no folder; expected <root>/<class>/<image>")])
     classes = []
-    for path in _visible(root):
-        if path.is_dir():
-            classes.append(path)
-        elif path.suffix.lower() in ENDINGS:
-            raise ValueError(f"{path}: lies in no class folder; expected <root>/<class>/<image>")
+    for entry in _visible(root):
+        if entry.is_dir():
+            classes.append(entry)
+        elif entry.suffix.lower() in ENDINGS:
+            raise ValueError(f"{entry}: lies in no class folder; expected <root>/<class>/<image>")
     if not classes:
         raise ValueError(f"{root}: has no class folders; expected <root>/<class>/<image>")
     images = [_images(folder) for folder in classes]
-    labels = np.repeat(np.arange(len(classes)), [len(paths) for paths in images]).astype(np.int64)
-    rows = ((str(path), path) for paths in images for path in paths)
-    pixels = decode_all(rows, len(labels), config.channels, config.size, on_progress)
+    labels = np.repeat(np.arange(len(classes)), [len(files) for files in images]).astype(np.int64)
+    rows = ((str(file), file) for files in images for file in files)
+    pixels = decode_all(rows, len(labels), config.channels, config.size, on_progress, path)
     names = tuple(folder.name for folder in classes)
     return Dataset(config.name, pixels, labels, names, *half(config.channels), len(labels))
 
@@ -61,7 +62,7 @@ def _visible(folder: Path) -> list[Path]:
     return sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda path: path.name)
 
 
-def read_parquet(config: ParquetData, on_progress: OnProgress | None = None) -> Dataset:
+def read_parquet(config: ParquetData, on_progress: OnProgress | None = None, path: Path | None = None) -> Dataset:
     """Return the images of ``files``, then those of ``test_files``; see `image_tables.read`.
 
     Raises
@@ -73,6 +74,6 @@ def read_parquet(config: ParquetData, on_progress: OnProgress | None = None) -> 
     """
     files = own_files(config)
     columns = image_tables.Columns((config.image,), (config.label,))
-    table = image_tables.read(files, columns, None, config.channels, config.size, on_progress)
+    table = image_tables.read(files, columns, None, config.channels, config.size, on_progress, path)
     num_train = sum(table.rows[: len(config.files)])
     return Dataset(config.name, table.pixels, table.labels, table.class_names, *half(config.channels), num_train)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-OnProgress = Callable[[int, int], None]
+from fedcore.data.rows import Rows
+from fedcore.data.sources.progress import OnProgress, Progress
 
 PROGRESS_ROWS = 5_000
+_BLOCK = 1_000  # images that lie in memory together when they are written to a file
 
 
 def decode_all(
@@ -19,6 +22,7 @@ def decode_all(
     channels: int = 3,
     size: int | None = None,
     on_progress: OnProgress | None = None,
+    path: Path | None = None,
 ) -> np.ndarray:
     """Decode images of one size into an array [total, channels, H, W] uint8.
 
@@ -27,26 +31,31 @@ def decode_all(
     images : `total` pairs (file and row, for the messages; encoded bytes or a path)
     channels : 1 (grey) or 3 (RGB); transparency is dropped
     size : side in pixels to which every image is resized (bilinear); None: as they are
-    on_progress : called with (rows done, `total`) every 5,000 rows and at the end
+    on_progress : called every 5,000 rows and at the end
+    path : ``.npy`` file the pixels are written to as they are decoded; None: they stay in memory
 
     Raises
     ------
     ValueError
         One line naming the file and row of an image that is broken or of another size than the first.
     """
-    pixels = np.empty((0, 0, 0, 0), np.uint8)
-    for row, (where, encoded) in enumerate(images):
-        image = _decode(where, encoded, channels, size)
-        if row == 0:
-            pixels = _allocate((total, *image.shape))
-        if image.shape != pixels.shape[1:]:
-            found, first = _shown(image.shape), _shown(pixels.shape[1:])
-            raise ValueError(f"{where}: the image is {found}, the first one {first}; all images must have one size")
-        pixels[row] = image
-        done = row + 1
-        if on_progress is not None and (done % PROGRESS_ROWS == 0 or done == total):
-            on_progress(done, total)
-    return pixels
+    step = total if path is None else min(_BLOCK, total)
+    block = np.empty((0, 0, 0, 0), np.uint8)
+    with Rows(path) as rows:
+        for row, (where, encoded) in enumerate(images):
+            image = _decode(where, encoded, channels, size)
+            if row == 0:
+                block = _allocate((step, *image.shape))
+            if image.shape != block.shape[1:]:
+                found, first = _shown(image.shape), _shown(block.shape[1:])
+                raise ValueError(f"{where}: the image is {found}, the first one {first}; all images must have one size")
+            block[row % step] = image
+            done = row + 1
+            if done % step == 0 or done == total:
+                rows.append(block[: row % step + 1])
+            if on_progress is not None and (done % PROGRESS_ROWS == 0 or done == total):
+                on_progress(Progress("decode", "images", done, total))
+    return rows.array()
 
 
 def _decode(where: str, encoded: Any, channels: int, size: int | None) -> np.ndarray:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import numpy as np
 
 from fedcore.config import SvhnData
 from fedcore.data.dataset import Dataset
-from fedcore.data.sources.download import fetch, put
+from fedcore.data.sources.download import Remote, fetch
+from fedcore.data.sources.progress import OnProgress
 from fedcore.data.sources.scaling import scaling
 
 SIDE = 32
 FILES = {"train": "train_32x32.mat", "test": "test_32x32.mat"}
 
 
-def read(config: SvhnData) -> Dataset:
+def read(config: SvhnData, on_progress: OnProgress | None = None) -> Dataset:
     """Return the images, [99289, 3, 32, 32] uint8, and labels: rows of the train file, then of the test file.
 
     The files hold ``X`` [32, 32, 3, n] uint8 and ``y`` [n, 1] with 1..10, where 10 is the digit 0. What is missing is
@@ -32,7 +32,7 @@ def read(config: SvhnData) -> Dataset:
     folder = Path(config.root) / "svhn"
     absent = [part for part, name in FILES.items() if not (folder / name).is_file()]
     if absent:
-        _download(folder, absent, config.download)
+        _download(folder, absent, config.download, on_progress)
     (pixels, labels), test = (_part(folder / name) for name in FILES.values())
     return Dataset(
         config.name,
@@ -44,21 +44,13 @@ def read(config: SvhnData) -> Dataset:
     )
 
 
-def _download(folder: Path, parts: list[str], allowed: bool) -> None:
+def _download(folder: Path, parts: list[str], allowed: bool, on_progress: OnProgress | None) -> None:
     from torchvision.datasets import SVHN  # type: ignore[import-untyped]
-    from torchvision.datasets.utils import download_url  # type: ignore[import-untyped]
 
     wanted = f"put {' and '.join(FILES[part] for part in parts)} into {folder}, or point dataset.root at a folder"
-    with tempfile.TemporaryDirectory() as scratch:
-
-        def download() -> None:
-            for part in parts:
-                url, name, md5 = SVHN.split_list[part]
-                download_url(url, scratch, name, md5)
-
-        fetch(folder, f"{wanted} with svhn/", allowed, download)
-        for part in parts:
-            put(Path(scratch) / FILES[part], folder)
+    official = [SVHN.split_list[part] for part in parts]
+    files = [Remote(name, md5, (url,)) for url, name, md5 in official]
+    fetch(folder, files, f"{wanted} with svhn/", allowed, on_progress)
 
 
 def _part(path: Path) -> tuple[np.ndarray, np.ndarray]:
