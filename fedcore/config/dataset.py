@@ -119,6 +119,32 @@ class SvhnData(Source):
     normalise: Normalise = "half"
 
 
+class EmnistData(Source):
+    """EMNIST: MNIST's digits and letters beside them, 28x28 grey images, in the official six selections."""
+
+    name: Literal["emnist"]
+    # 47, 26, 10, 62, 47 and 10 classes; upper and lower case are one class in `letters`, and where they look alike in
+    # `balanced` and `bymerge`.
+    split: Literal["balanced", "letters", "digits", "byclass", "bymerge", "mnist"] = "balanced"
+    # Folder that holds EMNIST/raw/ with the four idx files of the split, as they are or with .gz, or the official
+    # gzip.zip; filled by a download of the last if it holds neither.
+    root: str = "data/raw"
+    download: bool = True
+
+
+class ImagenetData(Source):
+    """Some classes of ImageNet, resized to square images, from folders of JPEG files; never downloaded."""
+
+    name: Literal["imagenet"]
+    root: str = "data/raw"
+    folder: str = "imagenet/train"  # folder under root with <wnid>/*.JPEG
+    test_folder: str | None = None  # such as imagenet/val: the same folders; its rows come after the train rows
+    # How many, first by name; or the names of their folders, in the order of the labels.
+    classes: Count | Annotated[list[str], Field(min_length=1)] = 12
+    size: Count = 64  # pixels; every image becomes size x size
+    normalise: Normalise = "half"
+
+
 class FemnistData(Source):
     """FEMNIST as LEAF writes it: 28x28 grey handwriting, 62 classes; clients are the writers; never downloaded."""
 
@@ -151,7 +177,8 @@ class AgNewsData(Source):
     content: ClassVar[Content] = "token ids"
 
     name: Literal["ag_news"]
-    root: str = "data/raw"  # folder that holds agnews/{train,test}_tokens.parquet
+    # Folder that holds agnews/{train,test}_tokens.parquet, or the official texts, agnews/{train,test}.csv or .csv.gz.
+    root: str = "data/raw"
     max_length: Count = 200  # tokens of a text: longer ones are cut, shorter ones filled with id 0
 
 
@@ -247,6 +274,8 @@ Dataset = Annotated[
     | TinyImagenetData
     | AdultData
     | SvhnData
+    | EmnistData
+    | ImagenetData
     | FemnistData
     | HarData
     | AgNewsData

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -95,11 +96,11 @@ def ag_news(root: Path, max_length: int = 4) -> Dataset:
 
 
 def test_texts_are_cut_and_filled(tmp_path: Path) -> None:
-    write_news(tmp_path, "train", [[1, 2, 3, 4, 5], [], [6, 7]], [3, 0, 1])
+    write_news(tmp_path, "train", [[1, 2, 3, 4, 5], [0, 2], [6, 7]], [3, 0, 1])
     write_news(tmp_path, "test", [[8, 0, 8, 8]], [2])
     data = ag_news(tmp_path)
     assert data.inputs.dtype == np.int32
-    assert data.inputs.tolist() == [[1, 2, 3, 4], [0, 0, 0, 0], [6, 7, 0, 0], [8, 0, 8, 8]]
+    assert data.inputs.tolist() == [[1, 2, 3, 4], [0, 2, 0, 0], [6, 7, 0, 0], [8, 0, 8, 8]]
     assert (data.labels.tolist(), data.num_train_rows, data.num_tokens) == ([3, 0, 1, 2], 3, 9)
     assert data.class_names == ("World", "Sports", "Business", "Sci/Tech")
     assert (data.offset, data.scale, data.clients) == ((0.0,), (1.0,), None)
@@ -126,6 +127,8 @@ def test_the_vocabulary_is_stored_and_part_of_the_hash(tmp_path: Path) -> None:
         ([[1], [2, None]], [0, 0], "row 1 of column 'tokens' holds a null"),
         ([[1], None], [0, 0], "row 1 has no value in column 'tokens'"),
         ([[1], [2]], [0, 4], "label 4 in row 1 is outside 0..3"),
+        ([[1], [], [2]], [0, 0, 0], "row 1 has no known token among its first 4; remove it"),
+        ([[0, 0, 0, 0, 1]], [0], "row 0 has no known token among its first 4"),
         ([], [], "there are no rows"),
     ],
 )
@@ -143,9 +146,74 @@ def test_a_wrong_size_of_the_vocabulary_is_named(tmp_path: Path) -> None:
         ag_news(tmp_path)
 
 
+TRAIN = ['3,"Oil (crude) falls","The oil; it\'s: ""down""."', '"1","Oil, oil","down!"']
+TEST = ['"4","New oil?","NEW<br />chips"']
+
+
+def write_texts(root: Path, name: str, lines: list[str]) -> Path:
+    path = root / "agnews" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    return path
+
+
+def test_texts_become_ids_of_a_vocabulary_of_the_train_rows(tmp_path: Path) -> None:
+    write_texts(tmp_path, "train.csv", TRAIN)
+    write_texts(tmp_path, "test.csv.gz", TEST)
+    data = ag_news(tmp_path, 12)
+    # Tokens by hand: "oil ( crude ) falls the oil it ' s down ." and "oil , oil down !". How often: oil 4, down 2, the
+    # others once, and those by name: ! ' ( ) , . crude falls it s the.
+    oil, down, mark, apostrophe, opening, closing, comma, stop, crude, falls, it, s, the = range(1, 14)
+    assert data.inputs.tolist() == [
+        [oil, opening, crude, closing, falls, the, oil, it, apostrophe, s, down, stop],
+        [oil, comma, oil, down, mark, 0, 0, 0, 0, 0, 0, 0],
+        # "new oil ? new chips": of these the train rows have oil alone.
+        [0, oil, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+    ]
+    assert (data.labels.tolist(), data.num_train_rows, data.num_tokens) == ([2, 0, 3], 2, 14)
+    assert ag_news(tmp_path, 3).inputs[0].tolist() == [oil, opening, crude]
+
+
+def test_token_files_count_before_texts(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        write_news(tmp_path, part, [[5]], [0])
+        write_texts(tmp_path, f"{part}.csv", TRAIN)
+    assert ag_news(tmp_path).inputs.tolist() == [[5, 0, 0, 0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('"5","a","b"', "row 1: class '5' is outside 1..4"),
+        ('"","a","b"', "row 1: class '' is outside 1..4"),
+        ('"1","oil"', "row 1 has 2 fields, expected class, title and description"),
+        ('"1","never","seen"', "row 1 has no known token among its first 4; remove it"),
+        ('"1","",""', "row 1 has no known token"),
+        ('"1","oil","no end', "damaged or not CSV, not readable behind row 0 (unexpected end of data)"),
+    ],
+)
+def test_a_wrong_text_row_is_named(tmp_path: Path, line: str, message: str) -> None:
+    write_texts(tmp_path, "train.csv", TRAIN)
+    path = write_texts(tmp_path, "test.csv", ['"4","oil",""', line])
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{path}: {message}')}") as caught:
+        ag_news(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", gzip.compress(b'"1","a","b"\n' * 999)[:-20], b"no archive", b"\x1f\x8b\x08"])
+def test_a_damaged_text_archive_is_named(tmp_path: Path, content: bytes) -> None:
+    write_texts(tmp_path, "train.csv", TRAIN)
+    path = write_texts(tmp_path, "test.csv.gz", TEST)
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}: (damaged|there are no rows)") as caught:
+        ag_news(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_missing_files_are_named(tmp_path: Path) -> None:
     write_har(tmp_path, "train", [1.0])
     with pytest.raises(ConfigError, match=r"dataset\.root: files are missing; put test\.parquet into .*har, or point"):
         har(tmp_path)
-    with pytest.raises(ConfigError, match=r"put train_tokens\.parquet and test_tokens\.parquet into .*agnews, or"):
+    with pytest.raises(ConfigError, match=r"put train_tokens\.parquet and test_tokens\.parquet, or the official train"):
         ag_news(tmp_path)

@@ -11,8 +11,10 @@ from fedcore.data.sources import (
     ag_news,
     cifar,
     digits,
+    emnist,
     femnist,
     har,
+    imagenet,
     mnist,
     own_arrays,
     own_images,
@@ -62,6 +64,10 @@ def read(config: settings.Dataset, on_progress: OnProgress | None = None, folder
             return adult.read(config)
         case settings.SvhnData():
             return svhn.read(config, on_progress)
+        case settings.EmnistData():
+            return emnist.read(config, on_progress, path)
+        case settings.ImagenetData():
+            return imagenet.read(config, on_progress, path)
         case settings.FemnistData():
             return femnist.read(config, path)
         case settings.HarData():

@@ -7,12 +7,12 @@ import shutil
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
 
-def unpack(archive: Path, target: Path, opened: BinaryIO | None = None) -> None:
+def unpack(archive: Path, target: Path, opened: IO[bytes] | None = None) -> None:
     """Unpack a ``.gz`` file, or the open stream of one inside `archive`, into the file `target`.
 
     Raises

@@ -33,14 +33,14 @@ def read_folder(config: ImageFolderData, on_progress: OnProgress | None = None, 
     if not root.is_dir():
         raise ConfigError([Problem(("dataset", "root"), f"{root} is no folder; expected <root>/<class>/<image>")])
     classes = []
-    for entry in _visible(root):
+    for entry in visible(root):
         if entry.is_dir():
             classes.append(entry)
         elif entry.suffix.lower() in ENDINGS:
             raise ValueError(f"{entry}: lies in no class folder; expected <root>/<class>/<image>")
     if not classes:
         raise ValueError(f"{root}: has no class folders; expected <root>/<class>/<image>")
-    images = [_images(folder) for folder in classes]
+    images = [images_in(folder) for folder in classes]
     labels = np.repeat(np.arange(len(classes)), [len(files) for files in images]).astype(np.int64)
     rows = ((str(file), file) for files in images for file in files)
     pixels = decode_all(rows, len(labels), config.channels, config.size, on_progress, path)
@@ -48,8 +48,15 @@ def read_folder(config: ImageFolderData, on_progress: OnProgress | None = None, 
     return Dataset(config.name, pixels, labels, names, *half(config.channels), len(labels))
 
 
-def _images(folder: Path) -> list[Path]:
-    paths = _visible(folder)
+def images_in(folder: Path) -> list[Path]:
+    """Return the images of a class folder by name.
+
+    Raises
+    ------
+    ValueError
+        One line naming a file that is no image, or a folder that is missing or empty.
+    """
+    paths = visible(folder) if folder.is_dir() else []
     for path in paths:
         if path.suffix.lower() not in ENDINGS or not path.is_file():
             raise ValueError(f"{path}: not an image; expected files ending in {', '.join(ENDINGS)} in a class folder")
@@ -58,7 +65,8 @@ def _images(folder: Path) -> list[Path]:
     return paths
 
 
-def _visible(folder: Path) -> list[Path]:
+def visible(folder: Path) -> list[Path]:
+    """Return what a folder holds by name, without names that begin with a dot."""
     return sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda path: path.name)
 
 
