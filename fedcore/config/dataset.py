@@ -187,20 +187,54 @@ class ImageFolderData(Source):
 
     name: Literal["image_folder"]
     root: str
+    clients: bool = False  # a folder per client around those of the classes: ``<root>/<client>/<class>/<image>``
     size: Count | None = None  # pixels; images are resized to size x size; without it all must have one size
     channels: Literal[1, 3] = 3  # 1 makes them grey
 
+    @property
+    def own_clients(self) -> bool:
+        """Whether the folders are those of clients."""
+        return self.clients
 
-class ParquetData(Source):
+
+class _OwnColumns(Source):
+    label: str = "label"  # column: whole numbers or strings
+    client: str | None = None  # column: who holds the row, whole numbers or strings
+    protected: list[str] = []  # columns: 0 and 1, or any two values
+
+    @property
+    def own_clients(self) -> bool:
+        """Whether a column names the clients."""
+        return self.client is not None
+
+    def _inputs(self) -> list[tuple[str, str]]:
+        """Return key and column of the inputs."""
+        return []
+
+    @model_validator(mode="after")
+    def _roles_differ(self) -> Self:
+        roles = [("label", self.label), *([] if self.client is None else [("client", self.client)])]
+        roles += [(f"protected.{number}", name) for number, name in enumerate(self.protected)]
+        taken: dict[str, str] = {}
+        for key, name in [*roles, *self._inputs()]:
+            if name in taken:
+                raise ValueError(f"{key}: column '{name}' is already {taken[name]}; a column has one role")
+            taken[name] = key
+        return self
+
+
+class ParquetData(_OwnColumns):
     """Your own images: parquet files with a column of encoded images and a column of labels."""
 
     name: Literal["parquet"]
     files: Annotated[list[str], Field(min_length=1)]  # train rows, in this order
     test_files: list[str] = []  # official test rows, if there are any
     image: str = "image"  # column: encoded images (binary), or a struct with a field `bytes`
-    label: str = "label"  # column: whole numbers from 0 on, or strings
     size: Count | None = None  # as in `image_folder`
     channels: Literal[1, 3] = 3
+
+    def _inputs(self) -> list[tuple[str, str]]:
+        return [("image", self.image)]
 
 
 class _OwnFiles(Source):
@@ -211,27 +245,11 @@ class _OwnFiles(Source):
     standardise: bool = True  # features to mean 0 and deviation 1 over the train rows; false: as they are
 
 
-class _OwnTable(_OwnFiles):
-    label: str = "label"  # column: whole numbers or strings
+class _OwnTable(_OwnFiles, _OwnColumns):
     features: Annotated[list[str], Field(min_length=1)] | None = None  # columns; null: all others that are numeric
-    client: str | None = None  # column: who holds the row, whole numbers or strings
-    protected: list[str] = []  # columns: 0 and 1, or any two values
 
-    @property
-    def own_clients(self) -> bool:
-        """Whether a column names the clients."""
-        return self.client is not None
-
-    @model_validator(mode="after")
-    def _roles_differ(self) -> Self:
-        roles = [("label", self.label), *([] if self.client is None else [("client", self.client)])]
-        roles += [(f"protected.{number}", name) for number, name in enumerate(self.protected)]
-        taken: dict[str, str] = {}
-        for key, name in [*roles, *((f"features.{number}", name) for number, name in enumerate(self.features or []))]:
-            if name in taken:
-                raise ValueError(f"{key}: column '{name}' is already {taken[name]}; a column has one role")
-            taken[name] = key
-        return self
+    def _inputs(self) -> list[tuple[str, str]]:
+        return [(f"features.{number}", name) for number, name in enumerate(self.features or [])]
 
 
 class CsvData(_OwnTable):

@@ -94,21 +94,21 @@ class Rows:
             np.lib.format.write_array_header_1_0(self._file, held)
 
 
-def blocks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (first row, rows) of an array, at most 64 MiB at a time.
+def blocks(array: np.ndarray, count: int | None = None) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (first row, rows) of the first `count` rows of an array (default all), at most 64 MiB at a time.
 
     Of a memory-mapped file every block is mapped by itself, so that what was read does not stay in memory.
     """
-    step = max(1, BLOCK_BYTES // max(1, array[:1].nbytes))
-    whole = is_whole_file(array)
-    for start in range(0, len(array), step):
-        if whole:
-            assert isinstance(array, np.memmap)
-            shape = (min(step, len(array) - start), *array.shape[1:])
-            offset = array.offset + start * array[:1].nbytes
-            yield start, np.memmap(str(array.filename), array.dtype, "r", offset, shape)
+    count = len(array) if count is None else count
+    row = array[:1].nbytes
+    step = max(1, BLOCK_BYTES // max(1, row))
+    for start in range(0, count, step):
+        stop = min(start + step, count)
+        if isinstance(array, np.memmap) and is_whole_file(array):
+            shape = (stop - start, *array.shape[1:])
+            yield start, np.memmap(str(array.filename), array.dtype, "r", array.offset + start * row, shape)
         else:
-            yield start, array[start : start + step]
+            yield start, array[start:stop]
 
 
 def is_whole_file(array: np.ndarray) -> bool:

@@ -89,7 +89,13 @@ def test_what_needs_images_takes_nothing_else(
 
 @pytest.mark.parametrize(
     "dataset",
-    [{"name": "har"}, {"name": "femnist"}, {"name": "csv", "files": ["a.csv"], "client": "who"}],
+    [
+        {"name": "har"},
+        {"name": "femnist"},
+        {"name": "csv", "files": ["a.csv"], "client": "who"},
+        {"name": "parquet", "files": ["a.parquet"], "client": "who"},
+        {"name": "image_folder", "root": "mine", "clients": True},
+    ],
     ids=lambda section: section["name"],
 )
 def test_sets_with_clients_of_their_own_are_not_dealt_by_label(dataset: dict[str, Any]) -> None:
@@ -138,6 +144,10 @@ def test_adult_has_no_clients_of_its_own() -> None:
         (
             {"name": "csv", "files": ["a"], "client": "who", "features": ["x", "who"]},
             "dataset: features.1: column 'who' is already client; a column has one role",
+        ),
+        (
+            {"name": "parquet", "files": ["a"], "image": "x", "client": "x"},
+            "dataset: image: column 'x' is already client; a column has one role",
         ),
         ({"name": "ag_news", "max_length": 0}, "dataset.max_length: input should be greater than or equal to 1"),
         ({"name": "adult", "test_flie": True}, "dataset.test_flie: unknown key 'test_flie'; did you mean 'test_file'?"),

@@ -417,7 +417,7 @@ def test_a_root_that_cannot_be_written_is_said_before_the_download(tmp_path: Pat
 
 def test_tiny_imagenet_has_the_classes_that_its_files_name(tmp_path: Path) -> None:
     metadata = {"class_names": '["n1", "n2", "n3"]'}
-    write_table(tmp_path / "some" / "train.parquet", PNGS[:4], metadata, label=[0, 1, 1, 0])
+    write_table(tmp_path / "some" / "train.parquet", PNGS[:4], metadata, label=[0, 1, 2, 0])
     write_table(tmp_path / "some" / "val.parquet", PNGS[4:], metadata, label=[1, 0, 0])
     data = sources.read(TinyImagenetData(name="tiny_imagenet", root=str(tmp_path), folder="some"))
     assert (data.class_names, data.num_train_rows, data.name) == (("n1", "n2", "n3"), 4, "tiny_imagenet")
@@ -480,6 +480,26 @@ def test_a_folder_that_is_none_or_empty_is_refused(tmp_path: Path) -> None:
     one_line(lambda: folder(tmp_path), f"{tmp_path / 'b'}: a class without images")
 
 
+def test_a_folder_per_client_around_the_classes(tmp_path: Path) -> None:
+    for name, row in (
+        ("b/cat/1.png", 0),
+        ("b/dog/1.png", 1),
+        ("a/dog/1.png", 2),
+        ("a/dog/2.png", 3),
+        ("c/ant/1.png", 4),
+    ):
+        save(tmp_path / name, COLOURS[row])
+    data = folder(tmp_path, clients=True)
+    assert data.clients is not None
+    assert (data.clients.tolist(), data.labels.tolist()) == ([0, 0, 1, 1, 2], [2, 2, 1, 2, 0])
+    assert data.class_names == ("ant", "cat", "dog")
+    np.testing.assert_array_equal(data.inputs, PLANES[[2, 3, 0, 1, 4]])
+    (tmp_path / "d").mkdir()
+    one_line(
+        lambda: folder(tmp_path, clients=True), f"{tmp_path / 'd'}: has no class folders; expected <root>/<client>"
+    )
+
+
 def test_stray_files_are_named(tmp_path: Path) -> None:
     save(tmp_path / "a" / "1.png", COLOURS[0])
     for name in ("a/notes.txt", "a/inner.png/x.png", "stray.jpg"):
@@ -514,10 +534,43 @@ def test_own_tables_with_other_column_names_and_string_labels(tmp_path: Path) ->
 
 
 def test_own_tables_with_numbers_have_as_many_classes_as_the_highest(tmp_path: Path) -> None:
-    path = write_table(tmp_path / "1.parquet", PNGS[:4], label=pa.array([0, 3, 1, 1], pa.uint8()))
+    path = write_table(tmp_path / "1.parquet", PNGS[:4], label=pa.array([0, 3, 1, 2], pa.uint8()))
     assert parquet(path).class_names == ("0", "1", "2", "3")
     write_table(path, PNGS[:4], label=[0, 3, 1, 2**40])
     one_line(lambda: parquet(path), f"{path}: label {2**40} in row 3 is outside 0..3")
+
+
+def test_a_class_without_rows_is_named(tmp_path: Path) -> None:
+    one = write_table(tmp_path / "1.parquet", PNGS[:4], label=[0, 3, 1, 1])
+    one_line(lambda: parquet(one), f"{one}: class 2 ('2') has no rows; labels are 0..3 without gaps")
+    names = {"class_names": '["ant", "bee", "cat", "dog", "eel"]'}
+    for number, labels in ((1, [0, 3]), (2, [1, 4])):
+        write_table(tmp_path / f"{number}.parquet", PNGS[:2], names, label=labels)
+    one_line(lambda: parquet(one, tmp_path / "2.parquet"), f"{one} and 1 more: class 2 ('cat') has no rows")
+
+
+def test_images_of_clients_with_protected_attributes(tmp_path: Path) -> None:
+    columns = {"label": [0, 1, 0, 1], "clinic": ["north", "south", "north", "east"], "sex": ["f", "m", "m", "f"]}
+    path = write_table(tmp_path / "1.parquet", PNGS[:4], **columns)
+    data = parquet(path, client="clinic", protected=["sex"])
+    assert data.clients is not None
+    assert data.protected is not None
+    assert data.clients.tolist() == [0, 1, 0, 2]
+    assert (data.protected_names, data.protected[:, 0].tolist()) == (("sex=m",), [0, 1, 1, 0])
+    np.testing.assert_array_equal(data.inputs, PLANES[:4])
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"client": "clinic"}, "column 'clinic' has no value in row 2, expected a whole number or a string"),
+        ({"client": "clinc"}, "there is no column 'clinc'; did you mean 'clinic'?"),
+        ({"protected": ["age"]}, "row 2 of protected column 'age' holds '9' beside '7' and '8'; expected two values"),
+    ],
+)
+def test_a_wrong_role_is_named_before_any_image_is_decoded(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
+    path = write_table(tmp_path / "1.parquet", [b"no"] * 3, label=[0, 1, 0], clinic=["a", "b", None], age=[7, 8, 9])
+    one_line(lambda: parquet(path, **keys), f"{path}: {message}")
 
 
 def test_strings_in_one_table_and_numbers_in_another_are_refused(tmp_path: Path) -> None:

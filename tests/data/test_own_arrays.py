@@ -12,6 +12,7 @@ import pytest
 from fedcore.config import NpzData
 from fedcore.data import sources
 from fedcore.data.dataset import Dataset
+from fedcore.data.sources import npz_blocks
 
 VECTORS = {"inputs": np.array([[1.0, 4.0], [3.0, 4.0]]), "labels": np.array(["b", "a"])}
 IMAGES = {"inputs": np.arange(24, dtype=np.uint8).reshape(2, 3, 2, 2), "labels": np.array([3, 1])}
@@ -93,3 +94,39 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"a\.npz: not readable as an \.npz of plain arrays"):
             sources.read(NpzData(name="npz", files=[str(path)]))
+
+
+@pytest.mark.parametrize("pack", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_inputs_are_read_block_by_block_into_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Any, order: Any
+) -> None:
+    monkeypatch.setattr(npz_blocks, "BLOCK_BYTES", 50)
+    images = np.random.Generator(np.random.PCG64(1)).integers(0, 256, (11, 1, 4, 4)).astype(np.uint8)
+    pack(tmp_path / "a.npz", inputs=np.asarray(images, order=order), labels=np.arange(11) % 2)
+    data = sources.read(NpzData(name="npz", files=[str(tmp_path / "a.npz")], images=True), folder=tmp_path)
+    assert isinstance(data.inputs, np.memmap)
+    np.testing.assert_array_equal(data.inputs, images)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float16, np.int32, np.bool_])
+def test_a_value_far_down_is_named_with_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    monkeypatch.setattr(npz_blocks, "BLOCK_BYTES", 20)
+    inputs = np.arange(20).reshape(10, 2).astype(kind)
+    labels = np.arange(10)
+    np.testing.assert_array_equal(read(tmp_path / "a.npz", {"inputs": inputs, "labels": labels}).inputs, inputs)
+    if kind in (np.float64, np.float16):
+        inputs[7, 1] = np.inf
+        with pytest.raises(ValueError, match="array 'inputs' holds inf in row 7, column 1, expected a finite number"):
+            read(tmp_path / "a.npz", {"inputs": inputs, "labels": labels})
+
+
+def test_a_changed_byte_is_found_by_the_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, inputs=np.full((50, 4), 3.0, np.float32), labels=np.arange(50))
+    content = bytearray(path.read_bytes())
+    place = content.index(np.float32(3).tobytes() * 4) + 400
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.npz: not readable as an \.npz of plain arrays \(Bad CRC-32"):
+        sources.read(NpzData(name="npz", files=[str(path)]))

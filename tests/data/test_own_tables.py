@@ -15,6 +15,7 @@ import pytest
 from fedcore.config import ConfigError, CsvData, TableData
 from fedcore.data import sources
 from fedcore.data.dataset import Dataset
+from fedcore.data.sources import own_tables
 
 HEADER = "age,city,income,hospital,sex,label"
 ROWS = ["20,Bonn,1.5,north,f,sick", "40,Ulm,1.5,south,m,well", "60,Bonn,1.5,north,m,sick"]
@@ -193,3 +194,66 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(ValueError, match=r"a\.parquet: damaged or not a parquet file"):
         sources.read(TableData(name="table", files=[str(tmp_path / "a.parquet")]))
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read a few rows at a time."""
+    monkeypatch.setattr(own_tables, "_BATCH_BYTES", 80)
+    monkeypatch.setattr(own_tables, "_BATCH_ROWS", 2)
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_files_are_read_batch_by_batch_into_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [f"{age},Bonn,{age / 8},h{age % 3},f,sick" for age in range(40)]
+    file, folder = write_csv(tmp_path / "a.csv", *rows), tmp_path / "out"
+    folder.mkdir()
+    data = sources.read(CsvData(name="csv", files=[file], client="hospital"), folder=folder)
+    assert isinstance(data.inputs, np.memmap)
+    np.testing.assert_array_equal(data.inputs, [[age, age / 8] for age in range(40)])
+    monkeypatch.undo()
+    whole = read_csv(file, client="hospital")
+    assert data.content_hash == whole.content_hash
+    table = pa.table({"age": list(range(40)), "income": [age / 8 for age in range(40)], "label": ["sick"] * 40})
+    pq.write_table(table, tmp_path / "a.parquet")
+    monkeypatch.setattr(own_tables, "_BATCH_ROWS", 7)
+    same = sources.read(TableData(name="table", files=[str(tmp_path / "a.parquet")]), folder=folder)
+    np.testing.assert_array_equal(same.inputs, whole.inputs)
+    # By hand: 0..39 has mean 19.5 and variance (40^2 - 1) / 12.
+    np.testing.assert_allclose((same.offset[0], same.scale[0]), (19.5, (12 / 1599) ** 0.5))
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize(
+    ("row", "keys", "message"),
+    [
+        ("x,Bonn,1,north,f,sick", {}, "column 'age' holds numbers, but 'x' in row 9; correct that"),
+        ("x,Bonn,1,north,f,sick", {"features": ["age"]}, "column 'age' holds 'x' in row 9, expected a number"),
+        ("inf,Bonn,1,north,f,sick", {}, "column 'age' holds inf in row 9, expected a finite number"),
+        ("1,12,1,north,f,sick", {}, "column 'city' holds numbers, but 'Bonn' in row 0; correct that"),
+        ("1,Bonn,1,,f,sick", {"client": "hospital"}, "column 'hospital' has no value in row 9"),
+    ],
+)
+def test_a_wrong_value_far_down_is_named_with_its_row(
+    tmp_path: Path, row: str, keys: dict[str, Any], message: str
+) -> None:
+    file = write_csv(tmp_path / "a.csv", *ROWS * 3, row, *ROWS)
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{file}: {message}')}"):
+        read_csv(file, **keys)
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_missing_value_far_down_a_parquet_file_is_named_with_its_row(tmp_path: Path) -> None:
+    columns = {"age": [1.0] * 6 + [None, 2.0], "label": [0, 1] * 4}
+    with pytest.raises(ValueError, match=r"a\.parquet: column 'age' has no value in row 6, expected a number"):
+        read_table(tmp_path / "a.parquet", columns)
+
+
+def test_a_truncated_archive_is_named(tmp_path: Path) -> None:
+    file = Path(write_csv(tmp_path / "a.csv.gz", *[f"{n},Bonn,{n},h{n},f,sick" for n in range(3000)]))
+    whole = file.read_bytes()
+    for content in (whole[:-9], whole[: len(whole) // 2], b"", b"no archive"):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=r"a\.csv\.gz: not readable as CSV with ',' between fields") as caught:
+            read_csv(str(file))
+        assert "\n" not in str(caught.value)

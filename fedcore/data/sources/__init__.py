@@ -79,6 +79,6 @@ def read(config: settings.Dataset, on_progress: OnProgress | None = None, folder
         case settings.ParquetData():
             return own_images.read_parquet(config, on_progress, path)
         case settings.CsvData() | settings.TableData():
-            return own_tables.read(config)
+            return own_tables.read(config, path)
         case settings.NpzData():
-            return own_arrays.read(config)
+            return own_arrays.read(config, path)

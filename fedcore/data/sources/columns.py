@@ -17,11 +17,12 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Column:
-    """One column of one file, as arrow has it; strings if the file has no types of its own (CSV)."""
+    """Rows of one column of one file, as arrow has them; strings if the file has no types of its own (CSV)."""
 
     path: Path
     name: str
     values: Any
+    first_row: int = 0  # of the file, where these rows begin
 
     @property
     def where(self) -> str:
@@ -29,30 +30,55 @@ class Column:
         return f"{self.path}: column '{self.name}'"
 
 
-def is_numeric(column: Column) -> bool:
-    """Say whether a column is a feature by its type, or, without types, by its values.
+class Kinds:
+    """Which columns of a file hold numbers, found out as its rows come by."""
 
-    Raises
-    ------
-    ValueError
-        When some values are numbers and others are not: one line naming the first that is not.
-    """
-    import pyarrow as pa  # type: ignore[import-untyped]
+    def __init__(self) -> None:
+        self._numeric: dict[str, bool] = {}
+        self._others: dict[str, tuple[int, str]] = {}  # first value that is no number, and its row
 
-    kind = column.values.type
-    if not pa.types.is_string(kind):
-        return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
-    if _parsed(column.values) is not None:
-        return True
-    texts = column.values.to_pylist()
-    rows = [row for row, text in enumerate(texts) if not _is_number(text)]
-    if len(rows) == len(texts):
-        return False
-    found = f"'{texts[rows[0]]}'" if texts[rows[0]] else "nothing"
-    raise ValueError(
-        f"{column.where} holds numbers, but {found} in row {rows[0]};"
-        " correct that, or list the columns that are features in dataset.features"
-    )
+    def see(self, column: Column) -> None:
+        """Look at the next rows of a column; by its type it is numeric or not, without types by its values.
+
+        Raises
+        ------
+        ValueError
+            When some values are numbers and others are not: one line naming the first that is not.
+        """
+        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+        name, kind = column.name, column.values.type
+        if not pa.types.is_string(kind):
+            self._numeric[name] = bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or _is_flag(kind))
+            return
+        if len(column.values) == 0:
+            return
+        found = {True}
+        if _parsed(column.values) is None:
+            numeric = {text: _is_number(text) for text in pc.unique(column.values).to_pylist()}
+            found = set(numeric.values())
+            if name not in self._others:
+                texts = column.values.to_pylist()
+                row = next(row for row, text in enumerate(texts) if not numeric[text])
+                self._others[name] = (column.first_row + row, texts[row])
+        if len(found | {self._numeric.setdefault(name, True in found)}) > 1:
+            row, text = self._others[name]
+            shown = f"'{text}'" if text else "nothing"
+            raise ValueError(
+                f"{column.where} holds numbers, but {shown} in row {row};"
+                " correct that, or list the columns that are features in dataset.features"
+            )
+
+    def numeric(self) -> list[str]:
+        """Return the names of the numeric columns, in the order of the file."""
+        return [name for name, is_numeric in self._numeric.items() if is_numeric]
+
+
+def _is_flag(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_boolean(kind))
 
 
 def numbers(column: Column) -> np.ndarray:
@@ -61,22 +87,26 @@ def numbers(column: Column) -> np.ndarray:
 
     values, kind = column.values, column.values.type
     if values.null_count:
-        raise ValueError(f"{column.where} has no value in row {first_null(values)}, expected a number")
+        raise ValueError(
+            f"{column.where} has no value in row {column.first_row + first_null(values)}, expected a number"
+        )
     if pa.types.is_string(kind):
         parsed = _parsed(values)
         if parsed is None:
             texts = values.to_pylist()
             row = next(row for row, text in enumerate(texts) if not _is_number(text))
             found = f"holds '{texts[row]}'" if texts[row] else "has no value"
-            raise ValueError(f"{column.where} {found} in row {row}, expected a number")
+            raise ValueError(f"{column.where} {found} in row {column.first_row + row}, expected a number")
         values = parsed
-    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or _is_flag(kind)):
         raise ValueError(f"{column.where} must hold numbers, got {kind}")
     found64: np.ndarray = values.to_numpy().astype(np.float64)
     valid = np.abs(found64) <= _LARGEST
     if not valid.all():
         row = int(np.argmin(valid))
-        raise ValueError(f"{column.where} holds {found64[row]} in row {row}, expected a finite number")
+        raise ValueError(
+            f"{column.where} holds {found64[row]} in row {column.first_row + row}, expected a finite number"
+        )
     result: np.ndarray = found64.astype(np.float32)
     return result
 
@@ -130,7 +160,7 @@ def _absent(column: Column, row: int) -> ValueError:
 def _parsed(values: Any) -> Any | None:
     """Return strings as numbers; None when one of them is none."""
     import pyarrow as pa
-    import pyarrow.compute as pc  # type: ignore[import-untyped]
+    import pyarrow.compute as pc
 
     try:
         return pc.cast(pc.utf8_trim_whitespace(values), pa.float64())

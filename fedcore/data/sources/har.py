@@ -39,7 +39,7 @@ def read(config: HarData) -> Dataset:
     if absent:
         raise missing(f"; put {' and '.join(absent)} into {folder}, or point dataset.root at a folder with har/")
     (inputs, labels, clients), test = map(_part, files)
-    offset, scale = standard(inputs)
+    offset, scale = standard(inputs, len(inputs))
     return Dataset(
         name=config.name,
         inputs=np.concatenate([inputs, test[0]]),

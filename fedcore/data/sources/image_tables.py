@@ -56,7 +56,7 @@ def read(
     Parameters
     ----------
     files : read in this order
-    num_classes : what the set must have; None: as many as there are names, or the highest label says
+    num_classes : what the set must have; None: as many as there are names or the highest label says, none without rows
     channels, size, on_progress, path : see `pixels.decode_all`
 
     Raises
@@ -98,7 +98,15 @@ def _number(files: Sequence[Path], parts: list[_Part], num_classes: int | None) 
         wrong = np.flatnonzero((values < 0) | (values >= count))
         if len(wrong):
             raise ValueError(f"{path}: label {values[wrong[0]]} in row {wrong[0]} is outside 0..{count - 1}")
-    return np.concatenate(labels), found or tuple(map(str, range(count)))
+    joined, class_names = np.concatenate(labels), found or tuple(map(str, range(count)))
+    empty = np.flatnonzero(np.bincount(joined, minlength=count) == 0)
+    # Of an official set a part may be at hand; of others a class that nobody has is a slip.
+    if num_classes is None and len(empty):
+        where = f"{files[0]} and {len(files) - 1} more" if len(files) > 1 else f"{files[0]}"
+        raise ValueError(
+            f"{where}: class {empty[0]} ('{class_names[empty[0]]}') has no rows; labels are 0..{count - 1} without gaps"
+        )
+    return joined, class_names
 
 
 def _read_labels(path: Path, columns: Columns) -> _Part:

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedcore.config import NpzData, nearest
+from fedcore.config import NpzData
 from fedcore.data.dataset import Dataset
+from fedcore.data.rows import Rows
+from fedcore.data.sources import npz_blocks
 from fedcore.data.sources.numbering import Values, number_classes, number_clients
 from fedcore.data.sources.own_files import own_files
 from fedcore.data.sources.scaling import UNSCALED, half, standard
 
-_NAMES = ("inputs", "labels", "clients", "protected")
+_NAMES = ("labels", "clients", "protected")
 
 
 @dataclass(frozen=True)
 class _File:
     path: Path
-    inputs: np.ndarray
+    shape: tuple[int, ...]  # of the inputs
     labels: Values
     clients: Values | None
     protected: np.ndarray | None
 
 
-def read(config: NpzData) -> Dataset:
+def read(config: NpzData, path: Path | None = None) -> Dataset:
     """Return the rows of ``files``, then those of ``test_files``.
 
     A file holds ``inputs`` ([n, C, H, W] uint8 with ``images: true``, else [n, F] numbers) and ``labels`` [n], whole
     numbers or strings; optionally ``clients`` [n], whole numbers or strings, and ``protected`` [n, P], 0 and 1. Classes
-    and clients are numbered as in `own_tables.read`.
+    and clients are numbered as in `own_tables.read`. Inputs are read block by block.
 
     Raises
     ------
@@ -42,23 +42,29 @@ def read(config: NpzData) -> Dataset:
     ValueError
         One line naming the file, the array, the row if there is one, and what was expected.
     """
-    parts = [_file(path, config) for path in own_files(config)]
+    parts = [_file(file, config) for file in own_files(config)]
     for part in parts[1:]:
-        if part.inputs.shape[1:] != parts[0].inputs.shape[1:]:
-            shapes = [list(p.inputs.shape[1:]) for p in (part, parts[0])]
+        if part.shape[1:] != parts[0].shape[1:]:
+            shapes = [list(p.shape[1:]) for p in (part, parts[0])]
             raise ValueError(f"{part.path}: an input has shape {shapes[0]}, in {parts[0].path} {shapes[1]}")
         for name in ("clients", "protected"):
             if (getattr(part, name) is None) != (getattr(parts[0], name) is None):
                 raise ValueError(f"{part.path}: array '{name}' must be in all files or in none, see {parts[0].path}")
-    inputs = np.concatenate([part.inputs for part in parts])
-    num_train = sum(len(part.inputs) for part in parts[: len(config.files)])
+    num_train = sum(part.shape[0] for part in parts[: len(config.files)])
     labels, names = number_classes([part.labels for part in parts])
     clients = [part.clients for part in parts if part.clients is not None]
     protected, protected_names = _protected(parts, config)
+    with Rows(path) as rows:
+        for part in parts:
+            first = 0
+            for block in npz_blocks.read(part.path, "inputs"):
+                rows.append(block if config.images else _finite(part.path, block, first))
+                first += len(block)
+    inputs = rows.array()
     if config.images:
         offset, scale = half(inputs.shape[1])
     else:
-        offset, scale = standard(inputs[:num_train]) if config.standardise else UNSCALED
+        offset, scale = standard(inputs, num_train) if config.standardise else UNSCALED
     return Dataset(
         name=config.name,
         inputs=inputs,
@@ -74,59 +80,44 @@ def read(config: NpzData) -> Dataset:
 
 
 def _file(path: Path, config: NpzData) -> _File:
-    arrays = _arrays(path)
-    for name in ("inputs", "labels"):
-        if name not in arrays:
-            raise ValueError(f"{path}: there is no array '{name}'{nearest(name, arrays)}")
-    inputs = _images(path, arrays["inputs"]) if config.images else _vectors(path, arrays["inputs"])
-    if len(inputs) == 0:
+    arrays, shape, dtype = npz_blocks.small_arrays(path, _NAMES, "inputs")
+    (_check_images if config.images else _check_vectors)(path, shape, dtype)
+    if shape[0] == 0:
         raise ValueError(f"{path}: there are no rows")
-    for name in _NAMES[1:]:
-        if name in arrays and arrays[name].shape[:1] != inputs.shape[:1]:
-            found = list(arrays[name].shape)
-            raise ValueError(f"{path}: array '{name}' must have {len(inputs)} rows, one per input, got shape {found}")
+    for name, array in arrays.items():
+        if array.shape[:1] != shape[:1]:
+            found = list(array.shape)
+            raise ValueError(f"{path}: array '{name}' must have {shape[0]} rows, one per input, got shape {found}")
     clients = _values(path, "clients", arrays["clients"]) if "clients" in arrays else None
     protected = _flags(path, arrays["protected"]) if "protected" in arrays else None
-    return _File(path, inputs, _values(path, "labels", arrays["labels"]), clients, protected)
+    return _File(path, shape, _values(path, "labels", arrays["labels"]), clients, protected)
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with path.open("rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("it is a single array")
-            # Names that are not read are kept for the hint at a misspelt one.
-            return {name: archive[name] if name in _NAMES else np.empty(0) for name in archive.files}
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{path}: not readable as an .npz of plain arrays ({reason})") from None
-
-
-def _images(path: Path, inputs: np.ndarray) -> np.ndarray:
-    if inputs.dtype != np.uint8 or inputs.ndim != 4 or inputs.shape[1] not in (1, 3):
+def _check_images(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    if dtype != np.uint8 or len(shape) != 4 or shape[1] not in (1, 3):
         raise ValueError(
-            f"{path}: array 'inputs' must be images [n, C, H, W] uint8 with C 1 or 3,"
-            f" got {inputs.dtype} {list(inputs.shape)}"
+            f"{path}: array 'inputs' must be images [n, C, H, W] uint8 with C 1 or 3, got {dtype} {list(shape)}"
         )
-    return inputs
 
 
-def _vectors(path: Path, inputs: np.ndarray) -> np.ndarray:
-    if inputs.ndim != 2 or not (np.issubdtype(inputs.dtype, np.number) or inputs.dtype == np.bool_):
-        hint = "; images need dataset.images: true" if inputs.ndim == 4 else ""
-        found = f"{inputs.dtype} {list(inputs.shape)}{hint}"
+def _check_vectors(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    if len(shape) != 2 or not (np.issubdtype(dtype, np.number) or dtype == np.bool_):
+        hint = "; images need dataset.images: true" if len(shape) == 4 else ""
+        found = f"{dtype} {list(shape)}{hint}"
         raise ValueError(f"{path}: array 'inputs' must be feature vectors [n, F] of numbers, got {found}")
-    if np.iscomplexobj(inputs):
-        raise ValueError(f"{path}: array 'inputs' must be real numbers, got {inputs.dtype}")
-    wrong = np.argwhere(~(np.abs(inputs.astype(np.float64)) <= np.finfo(np.float32).max))
+    if np.issubdtype(dtype, np.complexfloating):
+        raise ValueError(f"{path}: array 'inputs' must be real numbers, got {dtype}")
+
+
+def _finite(path: Path, block: np.ndarray, first: int) -> np.ndarray:
+    wrong = np.argwhere(~(np.abs(block.astype(np.float64)) <= np.finfo(np.float32).max))
     if len(wrong):
         row, column = wrong[0]
-        value = inputs[row, column]
         raise ValueError(
-            f"{path}: array 'inputs' holds {value} in row {row}, column {column}, expected a finite number"
+            f"{path}: array 'inputs' holds {block[row, column]} in row {first + row}, column {column},"
+            " expected a finite number"
         )
-    return inputs.astype(np.float32)
+    return block.astype(np.float32)
 
 
 def _values(path: Path, name: str, array: np.ndarray) -> Values:

@@ -9,7 +9,10 @@ import numpy as np
 from fedcore.config import ConfigError, ImageFolderData, ParquetData, Problem
 from fedcore.data.dataset import Dataset
 from fedcore.data.sources import image_tables
+from fedcore.data.sources.columns import Column
 from fedcore.data.sources.own_files import own_files
+from fedcore.data.sources.own_roles import read_roles
+from fedcore.data.sources.parquet_files import opened, pick
 from fedcore.data.sources.pixels import decode_all
 from fedcore.data.sources.progress import OnProgress
 from fedcore.data.sources.scaling import half
@@ -20,7 +23,8 @@ ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".ti
 def read_folder(config: ImageFolderData, on_progress: OnProgress | None = None, path: Path | None = None) -> Dataset:
     """Return the images of ``<root>/<class>/<image>``: classes by name, then files by name.
 
-    Names that begin with a dot are passed over, and so is a file beside the class folders unless it is an image.
+    With ``clients: true`` of ``<root>/<client>/<class>/<image>``, clients by name first; a client need not have every
+    class. Names that begin with a dot are passed over, and so is a file beside the class folders unless it is an image.
 
     Raises
     ------
@@ -30,22 +34,32 @@ def read_folder(config: ImageFolderData, on_progress: OnProgress | None = None, 
         One line naming a class without images, a file that is no image, or one of another size.
     """
     root = Path(config.root)
+    layout = "<root>/<client>/<class>/<image>" if config.clients else "<root>/<class>/<image>"
     if not root.is_dir():
-        raise ConfigError([Problem(("dataset", "root"), f"{root} is no folder; expected <root>/<class>/<image>")])
-    classes = []
-    for entry in visible(root):
-        if entry.is_dir():
-            classes.append(entry)
-        elif entry.suffix.lower() in ENDINGS:
-            raise ValueError(f"{entry}: lies in no class folder; expected <root>/<class>/<image>")
-    if not classes:
-        raise ValueError(f"{root}: has no class folders; expected <root>/<class>/<image>")
-    images = [images_in(folder) for folder in classes]
-    labels = np.repeat(np.arange(len(classes)), [len(files) for files in images]).astype(np.int64)
+        raise ConfigError([Problem(("dataset", "root"), f"{root} is no folder; expected {layout}")])
+    owners = _folders(root, layout) if config.clients else [root]
+    classes = [(client, folder) for client, owner in enumerate(owners) for folder in _folders(owner, layout)]
+    names = sorted({folder.name for _, folder in classes})
+    images = [images_in(folder) for _, folder in classes]
+    counts = [len(files) for files in images]
+    labels = np.repeat(np.array([names.index(folder.name) for _, folder in classes], np.int64), counts)
     rows = ((str(file), file) for files in images for file in files)
     pixels = decode_all(rows, len(labels), config.channels, config.size, on_progress, path)
-    names = tuple(folder.name for folder in classes)
-    return Dataset(config.name, pixels, labels, names, *half(config.channels), len(labels))
+    clients = np.repeat(np.array([client for client, _ in classes], np.int32), counts) if config.clients else None
+    return Dataset(config.name, pixels, labels, tuple(names), *half(config.channels), len(labels), clients)
+
+
+def _folders(parent: Path, layout: str) -> list[Path]:
+    """Return the folders in a folder by name; an image beside them is a mistake, as it would not be read."""
+    found = []
+    for entry in visible(parent):
+        if entry.is_dir():
+            found.append(entry)
+        elif entry.suffix.lower() in ENDINGS:
+            raise ValueError(f"{entry}: lies in no class folder; expected {layout}")
+    if not found:
+        raise ValueError(f"{parent}: has no class folders; expected {layout}")
+    return found
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -81,7 +95,28 @@ def read_parquet(config: ParquetData, on_progress: OnProgress | None = None, pat
         One line naming the file and the row or column.
     """
     files = own_files(config)
+
+    def parts(name: str) -> list[Column]:
+        return [_column(file, name) for file in files]
+
+    roles = read_roles(config, parts)
     columns = image_tables.Columns((config.image,), (config.label,))
     table = image_tables.read(files, columns, None, config.channels, config.size, on_progress, path)
-    num_train = sum(table.rows[: len(config.files)])
-    return Dataset(config.name, table.pixels, table.labels, table.class_names, *half(config.channels), num_train)
+    return Dataset(
+        name=config.name,
+        inputs=table.pixels,
+        labels=table.labels,
+        class_names=table.class_names,
+        offset=half(config.channels)[0],
+        scale=half(config.channels)[1],
+        num_train_rows=sum(table.rows[: len(config.files)]),
+        clients=roles.clients,
+        protected=roles.protected,
+        protected_names=roles.protected_names,
+    )
+
+
+def _column(file: Path, name: str) -> Column:
+    with opened(file) as content:
+        pick(file, content.schema_arrow.names, (name,))
+        return Column(file, name, content.read([name], use_threads=False)[name])

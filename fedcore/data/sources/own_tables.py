@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +10,25 @@ import numpy as np
 
 from fedcore.config import CsvData, TableData
 from fedcore.data.dataset import Dataset
-from fedcore.data.sources.columns import Column, is_numeric, numbers, whole_numbers_or_strings
-from fedcore.data.sources.numbering import number_classes, number_clients, number_protected
+from fedcore.data.rows import Rows
+from fedcore.data.sources.columns import Column, Kinds, numbers, whole_numbers_or_strings
+from fedcore.data.sources.numbering import number_classes
 from fedcore.data.sources.own_files import own_files
+from fedcore.data.sources.own_roles import read_roles
 from fedcore.data.sources.parquet_files import opened, pick
 from fedcore.data.sources.scaling import UNSCALED, standard
 
+_BATCH_ROWS = 1 << 16
+_BATCH_BYTES = 1 << 24
 
-def read(config: CsvData | TableData) -> Dataset:
+
+def read(config: CsvData | TableData, path: Path | None = None) -> Dataset:
     """Return the rows of ``files``, then those of ``test_files``, [n, F] float32, features in the order of the columns.
 
     Classes are the values of the label column: whole numbers in ascending order, strings in alphabetical order.
     Clients are numbered from 0 without gaps: whole numbers in ascending order, strings in order of appearance. Rows
-    in messages count from 0 in each file, without the line that names the columns.
+    in messages count from 0 in each file, without the line that names the columns. Files are read twice, first for
+    the columns that are no features, so that the features need never lie in memory together.
 
     Raises
     ------
@@ -32,26 +38,26 @@ def read(config: CsvData | TableData) -> Dataset:
         One line naming the file, the column, the row if there is one, and what was expected.
     """
     files = own_files(config)
-    tables = [_csv(path, config) if isinstance(config, CsvData) else _parquet(path, config) for path in files]
-    special = [config.label, *([] if config.client is None else [config.client]), *config.protected]
-    features = config.features or _numeric(files[0], tables[0], special)
+    kinds = None if config.features is not None else Kinds()
+    # The first file says which columns are features.
+    tables = [_roles(file, config, kinds if number == 0 else None) for number, file in enumerate(files)]
 
     def parts(name: str) -> list[Column]:
-        return [Column(path, name, _column(path, table, name)) for path, table in zip(files, tables, strict=True)]
+        return [Column(file, name, table[name]) for file, table in zip(files, tables, strict=True)]
 
-    # Every role is checked before the features are gathered: those may be many.
     labels, names = number_classes([whole_numbers_or_strings(part) for part in parts(config.label)])
-    clients = None
-    if config.client is not None:
-        clients = number_clients([whole_numbers_or_strings(part) for part in parts(config.client)])
-    protected = [
-        number_protected([whole_numbers_or_strings(part) for part in parts(name)]) for name in config.protected
-    ]
-    inputs = np.empty((len(labels), len(features)), np.float32)
-    for position, name in enumerate(features):
-        inputs[:, position] = np.concatenate([numbers(part) for part in parts(name)])
+    roles = read_roles(config, parts)
+    features = config.features or _numeric(files[0], config, kinds)
+    with Rows(path) as rows:
+        for file in files:
+            for first, batch in _batches(file, config, features):
+                block = np.empty((batch.num_rows, len(features)), np.float32)
+                for position, name in enumerate(features):
+                    block[:, position] = numbers(Column(file, name, batch[name], first))
+                rows.append(block)
+    inputs = rows.array()
     num_train = sum(table.num_rows for table in tables[: len(config.files)])
-    offset, scale = standard(inputs[:num_train]) if config.standardise else UNSCALED
+    offset, scale = standard(inputs, num_train) if config.standardise else UNSCALED
     return Dataset(
         name=config.name,
         inputs=inputs,
@@ -60,60 +66,79 @@ def read(config: CsvData | TableData) -> Dataset:
         offset=offset,
         scale=scale,
         num_train_rows=num_train,
-        clients=clients,
-        protected=np.stack([values for values, _ in protected], axis=1) if protected else None,
-        protected_names=tuple(name for _, name in protected),
+        clients=roles.clients,
+        protected=roles.protected,
+        protected_names=roles.protected_names,
     )
 
 
-def _numeric(path: Path, table: Any, special: Sequence[str]) -> list[str]:
-    columns = [Column(path, name, _column(path, table, name)) for name in table.column_names if name not in special]
-    found = [column.name for column in columns if is_numeric(column)]
+def _special(config: CsvData | TableData) -> list[str]:
+    """Return the columns that are no features."""
+    return [config.label, *([] if config.client is None else [config.client]), *config.protected]
+
+
+def _roles(file: Path, config: CsvData | TableData, kinds: Kinds | None) -> Any:
+    """Return a file's columns that are no features, as one table; tell `kinds` about all others."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    special = _special(config)
+    kept = []
+    for first, batch in _batches(file, config, special if kinds is None else None):
+        if kinds is not None:
+            for name in batch.column_names:
+                if name not in special:
+                    kinds.see(Column(file, name, batch[pick(file, batch.column_names, (name,))], first))
+        kept.append(batch.select(special))
+    if sum(batch.num_rows for batch in kept) == 0:
+        raise ValueError(f"{file}: there are no rows")
+    return pa.concat_tables(kept)
+
+
+def _numeric(file: Path, config: CsvData | TableData, kinds: Kinds | None) -> list[str]:
+    found = kinds.numeric() if kinds is not None else []
     if not found:
-        raise ValueError(f"{path}: no column beside {', '.join(special)} holds numbers, so there are no features")
+        others = ", ".join(_special(config))
+        raise ValueError(f"{file}: no column beside {others} holds numbers, so there are no features")
     return found
 
 
-def _column(path: Path, table: Any, name: str) -> Any:
-    return table[pick(path, table.column_names, (name,))]
+def _batches(file: Path, config: CsvData | TableData, names: list[str] | None) -> Iterator[tuple[int, Any]]:
+    """Yield (first row, rows) of some columns, or of all; one that is missing or there twice is named."""
+    first = 0
+    needed = [*_special(config), *(config.features or ())]
+    reader = _csv(file, config, needed, names) if isinstance(config, CsvData) else _parquet(file, needed, names)
+    for batch in reader:
+        yield first, batch
+        first += batch.num_rows
 
 
-def _wanted(config: CsvData | TableData) -> list[str] | None:
-    """Return the columns to read; None: all."""
-    if config.features is None:
-        return None
-    return [config.label, *([] if config.client is None else [config.client]), *config.protected, *config.features]
+def _parquet(file: Path, needed: list[str], names: list[str] | None) -> Iterator[Any]:
+    import pyarrow as pa
+
+    with opened(file) as content:
+        for name in (*needed, *(names or ())):
+            pick(file, content.schema_arrow.names, (name,))
+        for batch in content.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
+            yield pa.Table.from_batches([batch])
 
 
-def _parquet(path: Path, config: TableData) -> Any:
-    with opened(path) as file:
-        present = file.schema_arrow.names
-        for name in _wanted(config) or ():
-            pick(path, present, (name,))
-        return _filled(path, file.read(_wanted(config), use_threads=False))
-
-
-def _csv(path: Path, config: CsvData) -> Any:
-    import pyarrow as pa  # type: ignore[import-untyped]
+def _csv(file: Path, config: CsvData, needed: list[str], names: list[str] | None) -> Iterator[Any]:
+    import pyarrow as pa
     import pyarrow.csv as pc  # type: ignore[import-untyped]
 
     parse = pc.ParseOptions(delimiter=config.delimiter)
-    reading = pc.ReadOptions(use_threads=False)
+    reading = pc.ReadOptions(use_threads=False, block_size=_BATCH_BYTES)
     try:
-        with pc.open_csv(path, reading, parse) as file:
-            present = file.schema.names
+        with pc.open_csv(file, reading, parse) as content:
+            present = content.schema.names
+        for name in (*needed, *(names or ())):
+            pick(file, present, (name,))
         # Guessed types would lose what was written: 007 and 7 are two clients.
         kinds = dict.fromkeys(present, pa.string())
-        for name in _wanted(config) or ():
-            pick(path, present, (name,))
-        convert = pc.ConvertOptions(column_types=kinds, include_columns=_wanted(config))
-        return _filled(path, pc.read_csv(path, reading, parse, convert))
+        convert = pc.ConvertOptions(column_types=kinds, include_columns=names)
+        with pc.open_csv(file, reading, parse, convert) as content:
+            for batch in content:
+                yield pa.Table.from_batches([batch])
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{path}: not readable as CSV with '{config.delimiter}' between fields ({reason})") from None
-
-
-def _filled(path: Path, table: Any) -> Any:
-    if table.num_rows == 0:
-        raise ValueError(f"{path}: there are no rows")
-    return table
+        raise ValueError(f"{file}: not readable as CSV with '{config.delimiter}' between fields ({reason})") from None

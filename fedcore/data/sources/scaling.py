@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedcore.config import Normalise
+from fedcore.data.rows import blocks
 
 HALF = 127.5
 # Mean and standard deviation of each channel, of pixels in 0..1: the figures in common use for each set, computed over
@@ -36,13 +37,20 @@ def scaling(name: str, normalise: Normalise, channels: int) -> tuple[tuple[float
 UNSCALED = ((0.0,), (1.0,))
 
 
-def standard(train: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def standard(inputs: np.ndarray, num_train_rows: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return offset and scale that bring every feature [n, F] or channel [n, C, L] to mean 0 and deviation 1.
 
-    Over the train rows; a constant one becomes 0.
+    Over the train rows, which come first; a constant one becomes 0. The inputs may be larger than memory.
     """
-    axes = (0, *range(2, train.ndim))
-    deviation = train.std(axis=axes, dtype=np.float64)
+    axes = (0, *range(2, inputs.ndim))
+    size = num_train_rows * int(np.prod(inputs.shape[2:], dtype=np.int64))
+    mean = sum(block.sum(axis=axes, dtype=np.float64) for _, block in blocks(inputs, num_train_rows)) / size
+    shape = (-1, *[1] * (inputs.ndim - 2))
+    square, low, high = 0.0, np.inf, -np.inf
+    for _, block in blocks(inputs, num_train_rows):
+        square = square + np.square(block - mean.reshape(shape)).sum(axis=axes)
+        low, high = np.minimum(low, block.min(axis=axes)), np.maximum(high, block.max(axis=axes))
+    deviation = np.sqrt(square / size)
     # The deviation of equal numbers need not come out as 0.
-    deviation[train.max(axis=axes) == train.min(axis=axes)] = 1.0
-    return tuple(train.mean(axis=axes, dtype=np.float64).tolist()), tuple((1 / deviation).tolist())
+    deviation[low == high] = 1.0
+    return tuple(mean.tolist()), tuple((1 / deviation).tolist())
