@@ -60,6 +60,7 @@ class SyntheticData(Source):
     alpha: NonNegative = 0.0  # spread of the clients' models (a standard deviation)
     beta: NonNegative = 0.0  # spread of the clients' feature means (a standard deviation)
     clients: Count = 100
+    examples_per_client: Count | None = None  # null: at least 50, a log-normal number more
     seed: Seed = 0
 
     @property

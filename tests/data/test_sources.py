@@ -201,6 +201,29 @@ def test_alpha_moves_all_logits_alike_as_in_the_original_so_labels_stay() -> Non
     assert len(np.unique(synthetic(alpha=0.0).labels)) >= 5
 
 
+def test_clients_of_one_size_have_the_first_of_their_examples(tmp_path: Path) -> None:
+    whole = synthetic(clients=6)
+    config = SyntheticData(name="synthetic", alpha=0.5, beta=0.5, clients=6, examples_per_client=7)
+    data = sources.read(config)
+    assert whole.clients is not None
+    assert data.clients is not None
+    assert data.clients.tolist() == [client for client in range(6) for _ in range(7)]
+    first = np.concatenate([np.flatnonzero(whole.clients == client)[:7] for client in range(6)])
+    np.testing.assert_array_equal(data.inputs, whole.inputs[first])
+    np.testing.assert_array_equal(data.labels, whole.labels[first])
+
+
+def test_many_synthetic_clients_are_written_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedcore.data.sources.synthetic._BLOCK", 4)
+    config = SyntheticData(name="synthetic", clients=10)
+    seen: list[sources.Progress] = []
+    data = sources.read(config, seen.append, tmp_path)
+    assert [(report.done, report.total) for report in seen] == [(4, 10), (8, 10), (10, 10)]
+    assert isinstance(data.inputs, np.memmap)
+    monkeypatch.undo()
+    assert data.content_hash == sources.read(config).content_hash
+
+
 def test_a_synthetic_client_depends_on_its_seed_and_id_only() -> None:
     few, many = synthetic(clients=3), synthetic(clients=6)
     np.testing.assert_array_equal(many.inputs[: len(few)], few.inputs)

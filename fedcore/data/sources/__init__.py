@@ -53,7 +53,7 @@ def read(config: settings.Dataset, on_progress: OnProgress | None = None, folder
         case settings.DigitsData():
             return digits.read()
         case settings.SyntheticData():
-            return synthetic.read(config)
+            return synthetic.read(config, on_progress, path)
         case settings.MnistData():
             return mnist.read(config, on_progress)
         case settings.Cifar10Data() | settings.Cifar100Data():
