@@ -3,12 +3,14 @@
 DVC leaves its running stage behind when it is terminated, and a retry would then train beside it; a Prefect worker
 leaves its flow runs behind. So the command runs in a process group of its own under a small guard. The guard holds the
 reading end of a pipe; when the pipe closes, because `Guarded.stop` closed it or because its owner died, the guard ends
-the command and all its descendants: SIGTERM, a grace, SIGKILL.
+the command and all its descendants: SIGTERM, a grace, SIGKILL. It does the same when the command ends by itself and
+leaves something behind; on Linux that includes what left the command's process group and session.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -129,12 +131,28 @@ def _raise_exit(number: int, _frame: object) -> None:
 def _guard(grace: float, command: Sequence[str]) -> int:
     # A shell's background jobs ignore Ctrl-C, and children inherit that; a Prefect worker then could not be ended.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _adopt_orphans()
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
-    signal.signal(signal.SIGTERM, lambda *_: _end(child.pid, grace))
+    signal.signal(signal.SIGTERM, lambda *_: _exit_after_ending(child.pid, grace))
     # The handler above runs in the main thread only, so the watching thread asks for it by a signal to ourselves.
     threading.Thread(target=_signal_at_end_of_input, daemon=True).start()
-    code = child.wait()
+    code = _wait_reaping(child.pid)
+    _end(child.pid, grace)
     return code if code >= 0 else 128 - code
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent dies, so that they can still be found and ended."""
+    if sys.platform == "linux":
+        set_child_subreaper = 36
+        ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
+
+
+def _wait_reaping(pid: int) -> int:
+    while True:
+        ended, status = os.wait()  # adopted orphans too, or they would stay as zombies
+        if ended == pid:
+            return os.waitstatus_to_exitcode(status)
 
 
 def _signal_at_end_of_input() -> None:
@@ -143,9 +161,14 @@ def _signal_at_end_of_input() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _exit_after_ending(pid: int, grace: float) -> None:
+    _end(pid, grace)
+    os._exit(128 + signal.SIGTERM)
+
+
 def _end(pid: int, grace: float) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    found = _with_descendants(pid)
+    found = {*_with_descendants(pid), *_with_descendants(os.getpid())[1:]}
     for process in found:
         with contextlib.suppress(psutil.Error):
             process.terminate()
@@ -156,7 +179,6 @@ def _end(pid: int, grace: float) -> None:
             process.kill()
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-    os._exit(128 + signal.SIGTERM)
 
 
 def _with_descendants(pid: int) -> list[psutil.Process]:

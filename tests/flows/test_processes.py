@@ -83,6 +83,16 @@ def test_what_ignores_sigterm_is_killed_after_the_grace() -> None:
     assert is_gone(pid)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans to the guard")
+def test_what_a_killed_command_leaves_behind_is_ended() -> None:
+    """A worker ended by the kernel cannot end its flow runs, which have sessions of their own."""
+    with Guarded(python(FAMILY), grace=5) as process:
+        grandchild = int(next(process.lines()))
+        psutil.Process(grandchild).parent().kill()  # type: ignore[union-attr]
+        assert process.wait(PATIENCE) == 128 + 9
+        assert is_gone(grandchild)
+
+
 def test_an_exception_while_reading_ends_the_command() -> None:
     pids = []
 
