@@ -1,7 +1,8 @@
 """Keep a Prefect server, the deployments and a worker running: `make serve`; `make stop` or Ctrl-C ends them.
 
-Server and worker are children of this process, under a guard each: they end when it ends, however it ends. So nothing
-is left over from a crash but the files, and the lock on the pid file says whether another one is running.
+Server and worker are children of this process, under a guard each: they end when it ends, however it ends. One that
+ends by itself is started again, until it does so too often. The lock on the pid file says whether another one is
+running; what a crash left behind is put right at the next start (`flows.recovery`).
 """
 
 from __future__ import annotations
@@ -19,27 +20,29 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from flows.processes import Guarded, sigterm_raises
+from flows import recovery
+from flows.logs import last_line
+from flows.processes import sigterm_raises
+from flows.recovery import ServeError
 from flows.server import address, api_url, is_healthy
+from flows.services import Service, watch
 
 POOL = "fedcore"
 DEPLOYMENT = "experiment/default"
 HEALTHY_SECONDS = 120.0
 STOP_SECONDS = 90.0
 POLL_SECONDS = 0.5
-
-
-class ServeError(RuntimeError):
-    """Serving could not start, or one of its parts ended."""
+# What the server says when its database, readable as such, is none it can use: killed while building it, for example.
+UNUSABLE_DATABASE = ("already exists", "no such table", "no such column", "database disk image is malformed")
 
 
 def serve(root: Path) -> None:
-    """Start server, work pool, deployments and worker, then wait until interrupted or one of them ends.
+    """Start server, work pool, deployments and worker, then wait until interrupted; restart what ends meanwhile.
 
     Raises
     ------
     ServeError
-        When it runs already, the port is taken, or a part does not start; everything started is ended first.
+        When it runs already, the port is taken, a part does not start or ends too often; everything is ended first.
     ValueError
         When the configured address is not on this machine.
     """
@@ -49,35 +52,87 @@ def serve(root: Path) -> None:
     logs = home / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     environment = service_environment(root, url)
-    python = [sys.executable, "-m"]
+    python = [sys.executable, "-m", "prefect"]
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(sigterm_raises())
         stack.enter_context(only_one(home / "serve.pid"))
+        tell(recovery.end_leftovers(root))
         require_free_port(host, port)
+        database = recovery.database_file(home, database_url())
+        if database:
+            tell(recovery.mend_database(database))
+        recovery.forget_leases(home)
 
         print("starting the server", flush=True)
-        log = stack.enter_context((logs / "server.log").open("wb"))
-        command = [*python, "prefect", "server", "start", "--host", host, "--port", str(port)]
-        server = stack.enter_context(Guarded(command, environment=environment, output=log))
-        wait_until_healthy(url, server, logs / "server.log")
+        command = [*python, "server", "start", "--host", host, "--port", str(port)]
+        server = Service("server", command, environment, logs / "server.log")
+        stack.callback(server.stop)
+        start_server(server, url, database)
 
         print("registering the work pool and the deployments", flush=True)
         register(root, environment, logs / "deploy.log")
-        mark_lost_runs()
+        tell(recovery.mark_lost_runs(POOL))
+        tell(recovery.return_lost_slots())
 
-        log = stack.enter_context((logs / "worker.log").open("wb"))
         # One run at a time, as DVC allows in a folder: the worker counts, since a deployment's own limit keeps the slot
         # of a run that was killed and every later run would wait for it.
-        command = [*python, "prefect", "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1"]
+        command = [*python, "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1"]
         # Left last, ended first: a worker whose server is gone would keep trying to reach it.
-        worker = stack.enter_context(Guarded(command, environment=environment, output=log, grace=40))
+        worker = Service("worker", command, environment, logs / "worker.log", grace=40)
+        stack.callback(worker.stop)
+        worker.start()
 
         print(f"pages   {url.removesuffix('/api')}")
         print(f"logs    {logs.relative_to(root)}/server.log, worker.log")
         print(f"run     prefect deployment run '{DEPLOYMENT}' --watch   (or `make flow`)")
+        print("state   make status")
         print("end     Ctrl-C here, or `make stop`", flush=True)
-        watch({"server": server, "worker": worker}, logs)
+        watch(
+            [server, worker],
+            ready={"server": lambda: wait_until_healthy(url, server)},
+            mend={"worker": mark_lost_runs},
+        )
+
+
+def mark_lost_runs() -> None:
+    """Call the runs of an ended worker crashed; a server that is ending too must not keep the worker from starting."""
+    import httpx
+    from prefect.exceptions import PrefectException
+
+    try:
+        tell(recovery.mark_lost_runs(POOL))
+    except (httpx.HTTPError, PrefectException, RuntimeError, OSError) as error:
+        print(f"could not mark the runs of the ended worker as crashed: {error}", flush=True)
+
+
+def tell(lines: list[str]) -> None:
+    """Print what a recovery did."""
+    for line in lines:
+        print(f"recovered: {line}", flush=True)
+
+
+def database_url() -> str | None:
+    """Return the configured address of the Prefect server's database, None for its SQLite file."""
+    from prefect.settings import get_current_settings
+
+    value = get_current_settings().server.database.connection_url
+    return value.get_secret_value() if value else None
+
+
+def start_server(server: Service, url: str, database: Path | None) -> None:
+    """Start it and wait for its first answer; a database it cannot use is set aside, once."""
+    server.start()
+    try:
+        wait_until_healthy(url, server)
+    except ServeError as error:
+        said = server.log.read_text(errors="replace")
+        if database is None or not any(words in said for words in UNUSABLE_DATABASE):
+            raise
+        server.stop()
+        tell([recovery.set_aside(database, str(error))])
+        server.start()
+        wait_until_healthy(url, server)
 
 
 def service_environment(root: Path, url: str) -> dict[str, str]:
@@ -87,9 +142,12 @@ def service_environment(root: Path, url: str) -> dict[str, str]:
         **os.environ,
         "PATH": path,
         "FEDCORE_ROOT": str(root),
+        recovery.MARK: str(root),
         "PREFECT_HOME": str(root / ".prefect"),
         "PREFECT_API_URL": url,
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        # On disk, so that a server that is started again still knows which slots are taken, and by whom.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "DO_NOT_TRACK": "1",
         "PYTHONUNBUFFERED": "1",
     }
@@ -115,47 +173,30 @@ def require_free_port(host: str, port: int) -> None:
     """Raise `ServeError` when something listens there already."""
     with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=2):
         raise ServeError(
-            f"port {port} is taken by another program; end it, or choose another port: "
+            f"port {port} is taken by {recovery.listener(port) or 'another program'}; end it, or choose another port: "
             f"export PREFECT_API_URL=http://{host}:{port + 1}/api"
         )
 
 
-def wait_until_healthy(url: str, server: Guarded, log: Path) -> None:
+def wait_until_healthy(url: str, server: Service) -> None:
     """Wait for the server's first answer."""
     deadline = time.monotonic() + HEALTHY_SECONDS
     while not is_healthy(url):
         if server.poll() is not None:
-            raise ServeError(f"the server ended while starting: {last_line(log)} (all of it: {log})")
+            raise ServeError(f"the server ended while starting: {last_line(server.log)} (all of it: {server.log})")
         if time.monotonic() > deadline:
-            raise ServeError(f"the server did not answer within {HEALTHY_SECONDS:.0f} s: {last_line(log)} (see {log})")
+            raise ServeError(
+                f"the server did not answer within {HEALTHY_SECONDS:.0f} s: {last_line(server.log)} (see {server.log})"
+            )
         time.sleep(POLL_SECONDS)
 
 
 def register(root: Path, environment: dict[str, str], log_path: Path) -> None:
     """Create the work pool unless it is there, and the deployments of prefect.yaml."""
-    from flows import gpus
-
     with log_path.open("w") as log:
         if not command_succeeds(["work-pool", "inspect", POOL], root, environment, log):
             _require(["work-pool", "create", POOL, "--type", "process"], root, environment, log)
         _require(["--no-prompt", "deploy", "--all"], root, environment, log)
-    if gpus.is_visible():
-        gpus.ensure_limit()
-
-
-def mark_lost_runs() -> None:
-    """Call the runs crashed that an earlier worker of this pool left unfinished: nobody is left to end them."""
-    from prefect import get_client
-    from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter, WorkPoolFilterName
-    from prefect.states import Crashed
-
-    unfinished = {"state": {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}}
-    with get_client(sync_client=True) as client:
-        for lost in client.read_flow_runs(
-            flow_run_filter=FlowRunFilter.model_validate(unfinished),
-            work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL])),
-        ):
-            client.set_flow_run_state(lost.id, Crashed(message="The worker was stopped in this run."), force=True)
 
 
 def command_succeeds(arguments: list[str], root: Path, environment: dict[str, str], log: IO[str]) -> bool:
@@ -173,34 +214,45 @@ def _require(arguments: list[str], root: Path, environment: dict[str, str], log:
         raise ServeError(f"`prefect {' '.join(arguments)}` failed: {last_line(path)} (all of it: {path})")
 
 
-def watch(parts: dict[str, Guarded], logs: Path) -> None:
-    """Wait while all parts run."""
-    while True:
-        for name, part in parts.items():
-            if part.poll() is not None:
-                log = logs / f"{name}.log"
-                raise ServeError(f"the {name} ended: {last_line(log)} (all of it: {log})")
-        time.sleep(POLL_SECONDS)
-
-
 def stop(root: Path) -> None:
-    """End the serving process of this project and wait until it is gone; nothing to do when there is none."""
+    """End the serving process of this project and all it started; nothing to do when there is none."""
     path = root / ".prefect" / "serve.pid"
-    if not path.exists():
-        print("not running")
-        return
+    ended = path.exists() and _stop_owner(path)
+    tell(left := recovery.end_leftovers(root))
+    print("stopped" if ended or left else "not running")
+
+
+def _stop_owner(path: Path) -> bool:
+    """End the process that holds the lock, by force when it does not answer; False when there is none."""
     with path.open("a+") as file:
         if _lock_is_free(file):
-            print("not running")
-            return
+            return False
         file.seek(0)
-        os.kill(int(file.read()), signal.SIGTERM)
-        deadline = time.monotonic() + STOP_SECONDS
-        while not _lock_is_free(file):
-            if time.monotonic() > deadline:
-                raise ServeError(f"still running after {STOP_SECONDS:.0f} s; see {root / '.prefect' / 'logs'}")
-            time.sleep(POLL_SECONDS)
-    print("stopped")
+        text = file.read().strip()
+        if not text.isdigit():  # it is about to write its number, or about to end
+            raise ServeError(f"{path} says {text!r}, not which process serves; try again, or end it by hand")
+        pid = int(text)
+        _signal(pid, signal.SIGTERM)
+        if not _wait_for_lock(file, STOP_SECONDS):
+            tell([f"process {pid} did not end within {STOP_SECONDS:.0f} s: killed"])
+            _signal(pid, signal.SIGKILL)
+            if not _wait_for_lock(file, STOP_SECONDS):
+                raise ServeError(f"process {pid} cannot be ended; see {path.parent / 'logs'}")
+    return True
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _wait_for_lock(file: IO[str], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not _lock_is_free(file):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
 
 
 def _lock_is_free(file: IO[str]) -> bool:
@@ -210,12 +262,6 @@ def _lock_is_free(file: IO[str]) -> bool:
         return False
     fcntl.flock(file, fcntl.LOCK_UN)
     return True
-
-
-def last_line(log: Path) -> str:
-    """Return the last line of a log that says something."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
 
 
 def main() -> None:

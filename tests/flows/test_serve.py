@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -16,8 +17,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from flows import serve as module
-from flows.processes import Guarded
+from flows.recovery import MARK, ServeError
 from flows.server import address, is_healthy
+from flows.services import Service
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -68,7 +70,8 @@ def test_health(answering: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_taken_port_is_named(answering: int) -> None:
-    with pytest.raises(module.ServeError, match=f"port {answering} is taken .*PREFECT_API_URL=http"):
+    taken = rf"port {answering} is taken by .*\(process {os.getpid()}\); end it, or .*PREFECT_API_URL=http"
+    with pytest.raises(ServeError, match=taken):
         module.require_free_port("127.0.0.1", answering)
     module.require_free_port("127.0.0.1", free_port())
 
@@ -78,7 +81,7 @@ def test_only_one_serves(tmp_path: Path) -> None:
     with module.only_one(path):
         assert path.read_text() == f"{os.getpid()}\n"
         with (
-            pytest.raises(module.ServeError, match=rf"already running \(process {os.getpid()}\)"),
+            pytest.raises(ServeError, match=rf"already running \(process {os.getpid()}\)"),
             module.only_one(path),
         ):
             pass
@@ -96,12 +99,42 @@ def test_a_pid_file_left_by_a_crash_does_no_harm(tmp_path: Path, capsys: pytest.
         assert path.read_text() == f"{os.getpid()}\n"
 
 
+def test_a_pid_file_without_a_number_signals_nobody(tmp_path: Path) -> None:
+    path = tmp_path / ".prefect" / "serve.pid"
+    path.parent.mkdir()
+    with module.only_one(path):
+        path.write_text("half")
+        with pytest.raises(ServeError, match=r"serve\.pid says 'half'"):
+            module.stop(tmp_path)
+
+
+def test_stop_kills_what_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "STOP_SECONDS", 1.0)
+    with holding_process(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN)") as process:
+        module.stop(tmp_path)
+        assert process.wait(20) == -9
+    out = capsys.readouterr().out
+    assert out == f"recovered: process {process.pid} did not end within 1 s: killed\nstopped\n"
+
+
 def test_stop_ends_the_serving_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with holding_process(tmp_path, "") as process:
+        module.stop(tmp_path)
+        assert process.wait(20) != 0
+    assert capsys.readouterr().out == "stopped\n"
+
+
+@contextlib.contextmanager
+def holding_process(tmp_path: Path, first: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that holds the lock as `make serve` does."""
     (tmp_path / ".prefect").mkdir()
     code = f"""
-import time
+import signal, time
 from pathlib import Path
 from flows.serve import only_one
+{first}
 with only_one(Path({str(tmp_path / ".prefect" / "serve.pid")!r})):
     print("ready", flush=True)
     time.sleep(600)
@@ -109,31 +142,48 @@ with only_one(Path({str(tmp_path / ".prefect" / "serve.pid")!r})):
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        module.stop(tmp_path)
-        assert process.wait(20) != 0
-    assert capsys.readouterr().out == "stopped\n"
+        yield process
+
+
+def service(tmp_path: Path, code: str, name: str = "server") -> Service:
+    command = [sys.executable, "-c", code]
+    return Service(name, command, dict(os.environ), tmp_path / f"{name}.log", grace=2)
 
 
 def test_a_server_that_dies_while_starting_is_reported(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    with log.open("wb") as file, Guarded([sys.executable, "-c", "print('no such table')"], output=file) as server:
-        server.wait(20)
-        with pytest.raises(module.ServeError, match="ended while starting: no such table"):
-            module.wait_until_healthy(f"http://127.0.0.1:{free_port()}/api", server, log)
+    server = service(tmp_path, "print('no answer')")
+    server.start()
+    with pytest.raises(ServeError, match="ended while starting: no answer"):
+        module.wait_until_healthy(f"http://127.0.0.1:{free_port()}/api", server)
+    server.stop()
 
 
-def test_a_part_that_ends_is_named(tmp_path: Path) -> None:
-    log = tmp_path / "worker.log"
-    with log.open("wb") as file, Guarded([sys.executable, "-c", "print('lost it')"], output=file) as worker:
-        worker.wait(20)
-        with pytest.raises(module.ServeError, match="the worker ended: lost it"):
-            module.watch({"worker": worker}, tmp_path)
+def test_a_database_the_server_cannot_use_is_set_aside_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    database = tmp_path / "prefect.db"
+    database.touch()
+    server = service(tmp_path, "print('(sqlite3.OperationalError) table flow already exists')")
+    with pytest.raises(ServeError, match="table flow already exists"):
+        module.start_server(server, f"http://127.0.0.1:{free_port()}/api", database)
+    server.stop()
+    assert not database.exists()
+    assert [path.name.split("-")[0] for path in tmp_path.glob("prefect.db*")] == ["prefect.db.broken"]
+    assert capsys.readouterr().out.startswith("recovered: prefect.db was unusable (the server ended while starting")
+
+
+def test_another_trouble_of_the_server_leaves_its_database(tmp_path: Path) -> None:
+    database = tmp_path / "prefect.db"
+    database.touch()
+    server = service(tmp_path, "print('no module named uvicorn')")
+    with pytest.raises(ServeError, match="no module named uvicorn"):
+        module.start_server(server, f"http://127.0.0.1:{free_port()}/api", database)
+    server.stop()
+    assert database.exists()
 
 
 def test_services_keep_their_state_in_the_project(tmp_path: Path) -> None:
     environment = module.service_environment(tmp_path, "http://127.0.0.1:1/api")
     assert environment["PREFECT_HOME"] == str(tmp_path / ".prefect")
-    assert environment["FEDCORE_ROOT"] == str(tmp_path)
+    assert environment["FEDCORE_ROOT"] == environment[MARK] == str(tmp_path)
     assert environment["PATH"].startswith(str(Path(sys.executable).parent))
 
 
