@@ -1,7 +1,8 @@
 """The comparison as a Prefect flow: the stages of dvc.yaml, one task each, watched and retried.
 
-DVC decides what is fresh, so no task caches, and `dvc repro` before or after finds the same work done. Training runs
-one after another: DVC allows one run at a time in a folder. It runs in the current folder, which holds dvc.yaml.
+DVC decides what is fresh, so no task caches, and `dvc repro` before or after finds the same work done. Without a GPU
+one training follows another; with GPUs as many run side by side as their memory takes (`flows.gpus`). It runs in the
+current folder, which holds dvc.yaml.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import csv
 import os
 import sys
-from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_link_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.concurrency.sync import concurrency
-from prefect.runtime import flow_run
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run, task_run
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows import gpus
 from flows.processes import run
@@ -26,6 +28,9 @@ BEFORE = ("check", "prepare", "partition", "virtual", "pseudo", "plan")
 AFTER = ("compare", "report", "register")
 LEADERBOARD = Path("reports/leaderboard.csv")
 REPORT = Path("reports/index.html")
+RUNS = Path("runs")
+GPU_LEASES = Path(".prefect/gpus")  # FEDCORE_GPU_LEASES names another folder, shared by the projects of a machine
+RUNNER: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=16)  # only for trainings on GPUs, which wait for room there
 
 
 class StageError(RuntimeError):
@@ -40,19 +45,25 @@ def reproduce(stage: str) -> None:
 
 @task(cache_policy=NO_CACHE, task_run_name="train {label}-{seed}", retries=1, retry_delay_seconds=5)
 def train(label: str, seed: int, on_gpu: bool) -> None:
-    """Train one method with one seed; a retry goes on from the last checkpoint."""
-    with concurrency(gpus.LIMIT, occupy=1, strict=True) if on_gpu else nullcontext():
-        dvc_repro(f"train@{label}-{seed}")
+    """Train one method with one seed; a retry goes on from the last checkpoint, and has a GPU for itself."""
+    target = f"train@{label}-{seed}"
+    log = get_run_logger()
+    wanted = None if task_run.run_count > 1 else gpus.needed_bytes(RUNS, label)
+    leases = Path(os.environ.get("FEDCORE_GPU_LEASES") or GPU_LEASES)
+    visible = gpus.visible_gpus() if on_gpu else []
+    waiting = "waiting for a GPU with room; `make status` says who has them"
+    with gpus.lease(leases, visible, wanted, holder=target, on_wait=lambda: log.info(waiting)) as held:
+        dvc_repro(target, held)
 
 
-@flow(name="experiment")
+@flow(name="experiment", task_runner=RUNNER)
 def experiment(gpu: bool | None = None) -> None:
     """Run the whole pipeline of params.yaml: every method with every seed, then the comparison, report and registry.
 
     Parameters
     ----------
     gpu
-        Whether training takes a slot of the `gpu` concurrency limit; None: when a GPU is visible.
+        Whether a training takes a share of a GPU; None: when one is visible and ``train.device`` allows it.
 
     Raises
     ------
@@ -60,15 +71,13 @@ def experiment(gpu: bool | None = None) -> None:
         When a stage failed. A failed training run does not stop the others; the stages after it do not run.
     """
     config = read_config()
-    on_gpu = gpus.is_visible() if gpu is None else gpu
-    if on_gpu:
-        gpus.ensure_limit()
+    on_gpu = config.train.device != "cpu" and gpus.is_visible() if gpu is None else gpu
 
     for stage in BEFORE:
         reproduce(stage)
 
     runs = [(label, seed) for label in config.methods for seed in config.compare.seeds]
-    states = {f"{label}-{seed}": train(label, seed, on_gpu, return_state=True) for label, seed in runs}
+    states = train_all(runs, on_gpu)
     failed = [name for name, state in states.items() if not state.is_completed()]
     if failed:
         raise StageError(
@@ -81,8 +90,19 @@ def experiment(gpu: bool | None = None) -> None:
     show_results()
 
 
-def dvc_repro(target: str) -> None:
-    """Run `dvc repro` for one stage, its output in the run's log.
+def train_all(runs: list[tuple[str, int]], on_gpu: bool) -> dict[str, State[Any]]:
+    """Train every method with every seed; return the states by ``<label>-<seed>``."""
+    names = [f"{label}-{seed}" for label, seed in runs]
+    if not on_gpu:
+        return {name: train(*run, on_gpu, return_state=True) for name, run in zip(names, runs, strict=True)}
+    futures = [train.submit(label, seed, on_gpu) for label, seed in runs]
+    for future in futures:
+        future.wait()
+    return {name: future.state for name, future in zip(names, futures, strict=True)}
+
+
+def dvc_repro(target: str, held: gpus.Lease | None = None) -> None:
+    """Run `dvc repro` for one stage, its output in the run's log; on the leased GPU, if there is one.
 
     Raises
     ------
@@ -99,8 +119,11 @@ def dvc_repro(target: str) -> None:
         if line.lower().startswith("error"):
             complaint = complaint or line
 
-    command = [sys.executable, "-m", "dvc", "repro", "--single-item", target]
-    code = run(command, on_line=on_line, environment=stage_environment())
+    # Another dvc command, started by hand or by a training beside this one, holds the lock for moments only.
+    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", target]
+    environment = {**stage_environment(), **(held.environment if held else {})}
+    keep_open = [held.file.fileno()] if held else []
+    code = run(command, on_line=on_line, environment=environment, keep_open=keep_open)
     if code:
         raise StageError(f"{target} failed with exit code {code}. {complaint}".rstrip())
 

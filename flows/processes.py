@@ -36,6 +36,8 @@ class Guarded:
         Where its output goes, errors included: an open file, or ``subprocess.PIPE`` to read it from `lines`.
     grace
         Seconds between SIGTERM and SIGKILL.
+    keep_open
+        File descriptors that stay open until everything has ended, also when this process ends before.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Guarded:
         environment: Mapping[str, str] | None = None,
         output: int | IO[Any] = subprocess.PIPE,
         grace: float = 15.0,
+        keep_open: Sequence[int] = (),
     ):
         self.grace = grace
         self._guard = subprocess.Popen(
@@ -53,6 +56,7 @@ class Guarded:
             stdout=output,
             stderr=subprocess.STDOUT,
             env=None if environment is None else dict(environment),
+            pass_fds=keep_open,
             start_new_session=True,  # a Ctrl-C in the terminal reaches us only, and we end the command in order
         )
 
@@ -95,12 +99,13 @@ def run(
     on_line: Callable[[str], None],
     environment: Mapping[str, str] | None = None,
     grace: float = 15.0,
+    keep_open: Sequence[int] = (),
 ) -> int:
     """Run `command` to its end, hand over its output line by line, return its exit code.
 
     Whatever ends the wait early (an exception, Ctrl-C, SIGTERM) ends the command and all it started first.
     """
-    with sigterm_raises(), Guarded(command, environment=environment, grace=grace) as process:
+    with sigterm_raises(), Guarded(command, environment=environment, grace=grace, keep_open=keep_open) as process:
         for line in process.lines():
             on_line(line)
         return process.wait()

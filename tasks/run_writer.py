@@ -15,6 +15,8 @@ from fedcore.metrics.accuracy import Scores
 from tasks.files import write_json
 
 if TYPE_CHECKING:
+    import torch
+
     from fedcore.engine.rounds import Progress, Training
 
 
@@ -27,10 +29,22 @@ def write_run(
     num_parameters = sum(p.numel() for p in training.initial.values())
     write_json(folder / "metrics.json", summarise(progress.history, num_parameters))
     _write_csv(folder / "history.csv", progress.history)
-    _write_csv(folder / "timing.csv", progress.timing)
+    _write_csv(folder / "timing.csv", with_gpu_peak(progress.timing, training.examples.device))
     _write_clients(folder / "clients.parquet", training, progress)
     (folder / "model.safetensors").write_bytes(model_bytes(training))
     (folder / "personal.safetensors").write_bytes(personal_bytes(training))
+
+
+def with_gpu_peak(timing: list[dict[str, float]], device: torch.device) -> list[dict[str, float]]:
+    """Return the timing rows, the last with the largest memory that this process held on its GPU, in bytes.
+
+    From it the next runs' share of a GPU is worked out (`flows.gpus`). On a CPU the rows stay as they are.
+    """
+    if device.type != "cuda" or not timing:
+        return timing
+    import torch
+
+    return [*timing[:-1], {**timing[-1], "gpu_peak_bytes": float(torch.cuda.max_memory_reserved(device))}]
 
 
 def _write_csv(path: Path, rows: list[dict[str, float]]) -> None:

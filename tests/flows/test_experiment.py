@@ -36,6 +36,20 @@ class Recorder:
         self.on_gpu.add(on_gpu)
         return SimpleNamespace(is_completed=lambda: f"{label}-{seed}" not in self.failing)
 
+    def submit(self, label: str, seed: int, on_gpu: bool) -> SimpleNamespace:
+        """Stand for the task's `submit`, which trainings on a GPU use."""
+        return SimpleNamespace(wait=lambda: None, state=self.train(label, seed, on_gpu, return_state=True))
+
+
+class SubmittableTrain:
+    """Stands for the task `train`."""
+
+    def __init__(self, call: Callable[..., SimpleNamespace], submit: Callable[..., SimpleNamespace]):
+        self.call, self.submit = call, submit
+
+    def __call__(self, *arguments: object, **named: object) -> SimpleNamespace:
+        return self.call(*arguments, **named)
+
 
 @pytest.fixture
 def run_flow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recorder]:
@@ -44,7 +58,7 @@ def run_flow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recorder]:
     def run(*failing: str, gpu: bool | None = False, recorder: Recorder | None = None) -> Recorder:
         recorder = recorder or Recorder(*failing)
         monkeypatch.setattr(module, "reproduce", recorder.reproduce)
-        monkeypatch.setattr(module, "train", recorder.train)
+        monkeypatch.setattr(module, "train", SubmittableTrain(recorder.train, recorder.submit))
         monkeypatch.setattr(module, "show_results", lambda: recorder.targets.append("results"))
         module.experiment.fn(gpu=gpu)
         return recorder
@@ -80,28 +94,24 @@ def test_a_failed_preparation_stops_everything(run_flow: Callable[..., Recorder]
     assert recorder.targets == ["check", "prepare", "partition"]
 
 
-def test_the_limit_is_taken_only_where_a_gpu_is_visible(
+def test_training_shares_gpus_only_where_one_is_visible(
     run_flow: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = []
-    monkeypatch.setattr(gpus, "ensure_limit", lambda: limits.append(1))
     monkeypatch.setattr(gpus, "is_visible", lambda: False)
     assert run_flow(gpu=None).on_gpu == {False}
-    assert limits == []
     monkeypatch.setattr(gpus, "is_visible", lambda: True)
     assert run_flow(gpu=None).on_gpu == {True}
-    assert limits == [1]
     assert run_flow(gpu=False).on_gpu == {False}
 
 
-def test_a_hidden_gpu_is_not_visible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus.shutil, "which", lambda _: "/bin/true")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert not gpus.is_visible()
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    listed = SimpleNamespace(returncode=0, stdout="GPU 0: something (UUID: x)\n")
-    monkeypatch.setattr(gpus.subprocess, "run", lambda *_, **__: listed)
-    assert gpus.is_visible()
+def test_training_on_the_processor_by_request_takes_no_gpu(
+    run_flow: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "is_visible", lambda: True)
+    config = module.read_config()
+    on_cpu = config.model_copy(update={"train": config.train.model_copy(update={"device": "cpu"})})
+    monkeypatch.setattr(module, "read_config", lambda: on_cpu)
+    assert run_flow(gpu=None).on_gpu == {False}
 
 
 @pytest.fixture
@@ -111,7 +121,9 @@ def fake_dvc(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, list[str]], list
     commands: list[list[str]] = []
 
     def install(code: int, lines: list[str]) -> list[list[str]]:
-        def run(command: list[str], *, on_line: Callable[[str], None], environment: dict[str, str]) -> int:
+        def run(
+            command: list[str], *, on_line: Callable[[str], None], environment: dict[str, str], keep_open: list[int]
+        ) -> int:
             assert environment["FEDCORE_FLOW_RUN"] == ""
             commands.append(command)
             for line in lines:
@@ -127,7 +139,7 @@ def fake_dvc(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, list[str]], list
 def test_a_stage_is_one_dvc_command(fake_dvc: Callable[[int, list[str]], list[list[str]]]) -> None:
     commands = fake_dvc(0, ["Running stage", ""])
     module.dvc_repro("train@fedavg-0")
-    assert commands[0][1:] == ["-m", "dvc", "repro", "--single-item", "train@fedavg-0"]
+    assert commands[0][1:] == ["-m", "dvc", "--wait-for-lock", "repro", "--single-item", "train@fedavg-0"]
 
 
 def test_a_failed_stage_is_named_with_its_complaint(fake_dvc: Callable[[int, list[str]], list[list[str]]]) -> None:

@@ -88,7 +88,7 @@ def test_what_a_killed_command_leaves_behind_is_ended() -> None:
     """A worker ended by the kernel cannot end its flow runs, which have sessions of their own."""
     with Guarded(python(FAMILY), grace=5) as process:
         grandchild = int(next(process.lines()))
-        psutil.Process(grandchild).parent().kill()  # type: ignore[union-attr]
+        psutil.Process(grandchild).parent().kill()
         assert process.wait(PATIENCE) == 128 + 9
         assert is_gone(grandchild)
 
