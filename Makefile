@@ -1,6 +1,6 @@
 # Every target is one or two plain commands; README lists them for machines without make.
 .DEFAULT_GOAL := help
-.PHONY: help setup repro experiment test test-slow test-method check format serve stop flow ui publish report dag clean
+.PHONY: help setup repro experiment test test-slow test-services test-method check format serve stop status backup restore flow ui publish report dag clean
 
 RUN := . ./env.sh &&
 UI_PORT ?= 5000
@@ -27,6 +27,10 @@ test: setup ## run the tests (no network, no GPU needed)
 test-slow: setup ## run the tests that take more than a minute
 	@$(RUN) python -m pytest -q -m slow $(ARGS)
 
+test-services: setup ## run the tests that need PostgreSQL; installs the extra services-test
+	@$(RUN) { [ "$${INSTALL:-yes}" = no ] || python -m pip install -q -c constraints.txt -e '.[services-test]'; }
+	@$(RUN) python -m pytest -q -m services $(ARGS)
+
 test-method: setup ## run every test of one method or add-on: make test-method NAME=fedprox
 	@test -n "$(NAME)" || { echo "error: which one? make test-method NAME=fedprox" >&2; exit 1; }
 	@$(RUN) python -m pytest -q tests -k "$(NAME)" $(ARGS)
@@ -45,6 +49,17 @@ serve: setup ## start the Prefect server, a worker and the deployments (Ctrl-C o
 
 stop: ## stop what `make serve` started
 	@$(RUN) python -m flows.serve --stop
+
+status: ## what runs, on which port, the last runs and the next
+	@$(RUN) python -m flows.status
+
+backup: setup ## copy databases, models and the DVC cache, while all runs: make backup TO=/media/disk/fedcore
+	@test -n "$(TO)" || { echo "error: where to? make backup TO=/media/disk/fedcore" >&2; exit 1; }
+	@$(RUN) python -m tasks.backup --to "$(TO)"
+
+restore: ## bring a backup back: make restore FROM=/media/disk/fedcore (the newest), or FROM=.../20260131-020000
+	@test -n "$(FROM)" || { echo "error: from where? make restore FROM=/media/disk/fedcore" >&2; exit 1; }
+	@$(RUN) python -m tasks.restore --from "$(FROM)"
 
 flow: setup ## run the pipeline as a flow on the server of `make serve`
 	@$(RUN) prefect deployment run 'experiment/default' --watch

@@ -29,7 +29,7 @@ AFTER = ("compare", "report", "register")
 LEADERBOARD = Path("reports/leaderboard.csv")
 REPORT = Path("reports/index.html")
 RUNS = Path("runs")
-GPU_LEASES = Path(".prefect/gpus")  # FEDCORE_GPU_LEASES names another folder, shared by the projects of a machine
+GPU_LEASES = Path(".prefect/gpus")
 RUNNER: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=16)  # only for trainings on GPUs, which wait for room there
 
 
@@ -49,10 +49,9 @@ def train(label: str, seed: int, on_gpu: bool) -> None:
     target = f"train@{label}-{seed}"
     log = get_run_logger()
     wanted = None if task_run.run_count > 1 else gpus.needed_bytes(RUNS, label)
-    leases = Path(os.environ.get("FEDCORE_GPU_LEASES") or GPU_LEASES)
     visible = gpus.visible_gpus() if on_gpu else []
     waiting = "waiting for a GPU with room; `make status` says who has them"
-    with gpus.lease(leases, visible, wanted, holder=target, on_wait=lambda: log.info(waiting)) as held:
+    with gpus.lease(gpu_leases(), visible, wanted, holder=target, on_wait=lambda: log.info(waiting)) as held:
         dvc_repro(target, held)
 
 
@@ -126,6 +125,11 @@ def dvc_repro(target: str, held: gpus.Lease | None = None) -> None:
     code = run(command, on_line=on_line, environment=environment, keep_open=keep_open)
     if code:
         raise StageError(f"{target} failed with exit code {code}. {complaint}".rstrip())
+
+
+def gpu_leases() -> Path:
+    """Return the folder of the leases: the project's, or FEDCORE_GPU_LEASES, to share GPUs with other projects."""
+    return Path(os.environ.get("FEDCORE_GPU_LEASES") or GPU_LEASES)
 
 
 def stage_environment() -> dict[str, str]:

@@ -63,7 +63,7 @@ def describe(process: psutil.Process) -> str:
         words = process.cmdline()
         if len(words) > 2 and words[1] == "-m":
             words = words[2:5]
-        elif len(words) > 1 and Path(words[0]).name.startswith("python"):
+        elif len(words) > 1 and Path(words[0]).name.startswith("python") and not words[1].startswith("-"):
             words = [Path(words[1]).name, *words[2:3]]
         return f"{' '.join(words[:3])[:60] or process.name()} (process {process.pid})"
     return f"process {process.pid}"

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from flows import recovery
+from flows.instance import is_free, only_one
 from flows.logs import last_line
 from flows.processes import sigterm_raises
 from flows.recovery import ServeError
@@ -125,12 +124,13 @@ def start_server(server: Service, url: str, database: Path | None) -> None:
     server.start()
     try:
         wait_until_healthy(url, server)
-    except ServeError as error:
-        said = server.log.read_text(errors="replace")
-        if database is None or not any(words in said for words in UNUSABLE_DATABASE):
+    except ServeError:
+        said = server.log.read_text(errors="replace").splitlines()
+        reason = next((line for line in said if any(words in line for words in UNUSABLE_DATABASE)), None)
+        if database is None or reason is None:
             raise
         server.stop()
-        tell([recovery.set_aside(database, str(error))])
+        tell([recovery.set_aside(database, reason)])
         server.start()
         wait_until_healthy(url, server)
 
@@ -151,22 +151,6 @@ def service_environment(root: Path, url: str) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "PYTHONUNBUFFERED": "1",
     }
-
-
-@contextlib.contextmanager
-def only_one(path: Path) -> Iterator[None]:
-    """Hold the lock on the pid file; the kernel drops it when the process ends, so a stale file does no harm."""
-    with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise ServeError(f"already running (process {file.read().strip()}); `make stop` ends it") from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield
-        file.truncate(0)
 
 
 def require_free_port(host: str, port: int) -> None:
@@ -225,7 +209,7 @@ def stop(root: Path) -> None:
 def _stop_owner(path: Path) -> bool:
     """End the process that holds the lock, by force when it does not answer; False when there is none."""
     with path.open("a+") as file:
-        if _lock_is_free(file):
+        if is_free(file):
             return False
         file.seek(0)
         text = file.read().strip()
@@ -248,19 +232,10 @@ def _signal(pid: int, number: int) -> None:
 
 def _wait_for_lock(file: IO[str], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while not _lock_is_free(file):
+    while not is_free(file):
         if time.monotonic() > deadline:
             return False
         time.sleep(POLL_SECONDS)
-    return True
-
-
-def _lock_is_free(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    fcntl.flock(file, fcntl.LOCK_UN)
     return True
 
 

@@ -15,6 +15,8 @@ from contextlib import closing, contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from tasks.files import atomic_path
 
@@ -37,8 +39,23 @@ def tracking_uri(root: Path) -> str:
 
 
 def artifact_location(root: Path) -> str | None:
-    """Return where a new experiment keeps its files; None leaves that to a tracking server."""
-    return None if _is_server(tracking_uri(root)) else (root.resolve() / "mlruns" / "artifacts").as_uri()
+    """Return where a new experiment keeps its files; None leaves that to a tracking server.
+
+    MLFLOW_DEFAULT_ARTIFACT_ROOT if set, such as ``s3://bucket/folder``, otherwise ``root/mlruns/artifacts``.
+    """
+    return None if _is_server(tracking_uri(root)) else _artifact_root(root)
+
+
+def database_file(root: Path) -> Path | None:
+    """Return the SQLite file of the tracking database; None when it is on a server."""
+    uri = tracking_uri(root)
+    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+
+
+def artifact_folder(root: Path) -> Path | None:
+    """Return the folder of the artifacts of new experiments; None when they are in a store or with a server."""
+    location = artifact_location(root) or ""
+    return Path(url2pathname(urlsplit(location).path)) if location.startswith("file:") else None
 
 
 def tracking_lock(root: Path) -> BaseFileLock:
@@ -67,7 +84,7 @@ def prepare_database(root: Path) -> None:
     if _is_server(uri):
         return
     if not uri.startswith("sqlite:///"):
-        with tracking_lock(root):
+        with tracking_lock(root), _without_secrets(uri):
             _build_schema(uri, root)
         return
     file, wanted = Path(uri.removeprefix("sqlite:///")), _installed_version()
@@ -139,6 +156,28 @@ def _own_database(root: Path) -> str:
     return f"sqlite:///{root.resolve() / 'mlruns' / 'mlflow.db'}"
 
 
+def _artifact_root(root: Path) -> str:
+    configured = os.environ.get("MLFLOW_DEFAULT_ARTIFACT_ROOT", "").rstrip("/")
+    return configured or (root.resolve() / "mlruns" / "artifacts").as_uri()
+
+
+@contextmanager
+def _without_secrets(uri: str) -> Iterator[None]:
+    """Turn what a database server, its driver or SQLAlchemy say into one line that does not show the password."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        address = make_url(uri).render_as_string(hide_password=True)
+    except ArgumentError:
+        raise ValueError("MLFLOW_TRACKING_URI: no database address; expected postgresql://user@host/name") from None
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(getattr(error, "orig", None) or error).split())
+        raise ValueError(f"MLFLOW_TRACKING_URI: {address} cannot be used: {reason}") from None
+
+
 def _moved(experiment: Experiment, root: Path) -> bool:
     """Say whether the experiment belongs to the same database under another folder; a shared one may lie anywhere."""
     old = str(experiment.artifact_location)
@@ -190,5 +229,5 @@ def _build_schema(uri: str, root: Path) -> None:
     finally:
         engine.dispose()
     # The store's constructor builds a missing schema, checks it and adds MLflow's default experiment.
-    store = SqlAlchemyStore(uri, (root.resolve() / "mlruns" / "artifacts").as_uri())
+    store = SqlAlchemyStore(uri, _artifact_root(root))
     store.engine.dispose()

@@ -167,7 +167,7 @@ def test_a_database_the_server_cannot_use_is_set_aside_once(tmp_path: Path, caps
     server.stop()
     assert not database.exists()
     assert [path.name.split("-")[0] for path in tmp_path.glob("prefect.db*")] == ["prefect.db.broken"]
-    assert capsys.readouterr().out.startswith("recovered: prefect.db was unusable (the server ended while starting")
+    assert capsys.readouterr().out.startswith("recovered: prefect.db was unusable ((sqlite3.OperationalError) table")
 
 
 def test_another_trouble_of_the_server_leaves_its_database(tmp_path: Path) -> None:
