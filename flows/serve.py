@@ -126,6 +126,9 @@ def start_server(server: Service, url: str, database: Path | None) -> None:
         wait_until_healthy(url, server)
     except ServeError:
         said = server.log.read_text(errors="replace").splitlines()
+        if any("Can't locate revision" in line for line in said):
+            where = database or "the server's database"
+            raise ServeError(f"{where}: made by a newer Prefect than the installed one; install that one") from None
         reason = next((line for line in said if any(words in line for words in UNUSABLE_DATABASE)), None)
         if database is None or reason is None:
             raise

@@ -21,9 +21,10 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     os.close(handle)
     temporary = Path(name)
     try:
-        yield temporary
-        temporary.chmod(0o644)
-        temporary.replace(target)
+        with _named(target):
+            yield temporary
+            temporary.chmod(0o644)
+            temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -35,7 +36,8 @@ def atomic_folder(path: Path | str) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
-        yield temporary
+        with _named(target):
+            yield temporary
         temporary.chmod(0o755)
         if target.is_dir():
             old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
@@ -46,6 +48,17 @@ def atomic_folder(path: Path | str) -> Iterator[Path]:
             temporary.replace(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _named(target: Path) -> Iterator[None]:
+    """Give an `OSError` that names no file, as that of a write to a full disk, the name of what was written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno and error.filename is None:
+            raise type(error)(error.errno, error.strerror, str(target)) from error
+        raise
 
 
 def atomic_write_bytes(path: Path | str, data: bytes) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -80,12 +82,21 @@ def run_step(main: Callable[[], None]) -> None:
     try:
         main()
     except (ValueError, OSError) as error:
-        for line in str(error).splitlines() or [type(error).__name__]:
+        for line in (_no_room(error) or str(error)).splitlines() or [type(error).__name__]:
             print(f"error: {line}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on from the last checkpoint", file=sys.stderr)
         sys.exit(130)
+
+
+def _no_room(error: Exception) -> str | None:
+    """Return what to do when a disk or a quota is full; what the system says then often names no file."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return None
+    where = f"{error.filename}: " if error.filename else ""
+    what = os.strerror(error.errno)
+    return f"{where}{what}. Make room and run the same command again; a training goes on from its checkpoint"
 
 
 def _load(path: Path) -> Any:

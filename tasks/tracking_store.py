@@ -128,7 +128,17 @@ def readable_errors() -> Iterator[None]:
     except Exception as error:
         if not type(error).__module__.startswith(("mlflow.", "sqlalchemy.")):
             raise
-        raise ValueError(f"MLflow: {(str(error).splitlines() or [type(error).__name__])[0]}") from error
+        raise ValueError(f"MLflow: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return what the database's driver said, if it is about a database, else the first line."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if said := getattr(cause, "orig", None):
+            return " ".join(str(said).split())
+        cause = cause.__cause__ or cause.__context__
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def ensure_experiment(client: MlflowClient, name: str, root: Path) -> str:
@@ -198,6 +208,8 @@ def _keep_quiet() -> None:
 def _silence_loggers() -> None:
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # It prints a traceback of what it raises anyway.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 
 def _installed_version() -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,12 +32,25 @@ class Checkpoint:
         self.key = key
 
     def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Replace the checkpoint in one step."""
+        """Replace the checkpoint in one step.
+
+        Raises
+        ------
+        OSError
+            When it cannot be written, on a full disk for example; the checkpoint before it stays.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_suffix(".partial")
         content = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-        save_file(content, temporary, {"fedcore": json.dumps({"key": self.key, **facts})})
-        temporary.replace(self.path)
+        try:
+            save_file(content, temporary, {"fedcore": json.dumps({"key": self.key, **facts})})
+            temporary.replace(self.path)
+        except SafetensorError as error:
+            number = re.search(r"os error (\d+)", str(error))
+            code = int(number[1]) if number else errno.EIO
+            raise OSError(code, os.strerror(code), str(self.path)) from None
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def load(self, device: torch.device) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Return tensors and facts, or None when there is no usable checkpoint of this run."""

@@ -106,6 +106,27 @@ def test_a_database_of_a_newer_mlflow_is_refused_and_kept(root: Path) -> None:
     assert not list(file.parent.glob(".mlflow.db.*"))
 
 
+def test_a_full_disk_is_one_line(root: Path) -> None:
+    """A limit on the size of files stands for the disk; what the run folders hold can be published later."""
+    code = (
+        "import resource\nfrom pathlib import Path\nfrom tasks.parameters import run_step\n"
+        "from tasks.tracking_store import ensure_experiment, open_client, readable_errors\n"
+        "def main():\n"
+        "    with readable_errors():\n"
+        "        client = open_client(Path())\n"
+        "        experiment = ensure_experiment(client, 'digits', Path())\n"
+        "        size = Path('mlruns/mlflow.db').stat().st_size\n"
+        "        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))\n"
+        "        for _ in range(200):\n"
+        "            client.create_run(experiment, tags={'note': 'x' * 4000})\n"
+        "run_step(main)"
+    )
+    process = python(code, root)
+    out, error = process.communicate()
+    assert (process.returncode, out) == (1, "")
+    assert error in ("error: MLflow: database or disk is full\n", "error: MLflow: disk I/O error\n")
+
+
 def test_the_address_is_absolute_and_the_environment_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert tracking_uri(Path()) == f"sqlite:///{tmp_path}/mlruns/mlflow.db"
