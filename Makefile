@@ -65,7 +65,7 @@ flow: setup ## run the pipeline as a flow on the server of `make serve`
 	@$(RUN) prefect deployment run 'experiment/default' --watch
 
 ui: setup ## open the MLflow pages on http://127.0.0.1:5000
-	@$(RUN) mlflow ui --backend-store-uri "$$MLFLOW_TRACKING_URI" --host 127.0.0.1 --port $(UI_PORT)
+	@$(RUN) MLFLOW_BACKEND_STORE_URI="$$MLFLOW_TRACKING_URI" mlflow ui --host 127.0.0.1 --port $(UI_PORT)
 
 publish: setup ## recreate tracking runs that are missing, from runs/
 	@$(RUN) python -m tasks.publish

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -67,7 +69,7 @@ def test_killed_in_turn(tmp_path: Path) -> None:
         database.write_bytes(b"no database at all")
         project.start()
         assert "recovered: prefect.db was unusable" in project.said
-        assert len(list(database.parent.glob("prefect.db.broken-*"))) == 1
+        assert len(list(database.parent.glob("prefect.db.broken-*[0-9]"))) == 1
         run = project.run(name="again")
         project.wait(lambda: project.state(run) == "COMPLETED")
 
@@ -77,3 +79,30 @@ def is_answering(project: Served) -> bool:
         return bool(project.api("/health"))
     except OSError:
         return False
+
+
+def test_an_older_database_is_upgraded_and_a_newer_one_refused(tmp_path: Path) -> None:
+    with served(tmp_path) as project:
+        for change in (["upgrade"], ["downgrade", "-r", "-1"]):
+            done = project.command("prefect", "server", "database", *change, "-y")
+            assert done.returncode == 0, done.stdout + done.stderr
+        database = tmp_path / ".prefect" / "prefect.db"
+        older = revision(database)
+        project.start()
+        run = project.run(name="short")
+        project.wait(lambda: project.state(run) == "COMPLETED")
+        assert revision(database) != older
+        project.stop()
+
+        with closing(sqlite3.connect(database)) as connection:
+            connection.execute("UPDATE alembic_version SET version_num = 'from_the_future'")
+            connection.commit()
+        done = project.command("flows.serve")
+        assert done.returncode == 1
+        assert done.stderr == f"error: {database}: made by a newer Prefect than the installed one; install that one\n"
+        assert revision(database) == "from_the_future"
+
+
+def revision(database: Path) -> str:
+    with closing(sqlite3.connect(database)) as connection:
+        return str(connection.execute("SELECT version_num FROM alembic_version").fetchone()[0])
