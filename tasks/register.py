@@ -7,6 +7,7 @@ same winner is registered once.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import shutil
 import tempfile
@@ -16,10 +17,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks import registry
 from tasks.files import read_json, write_json
 from tasks.parameters import run_step
 from tasks.run_folder import Run, read_runs
-from tasks.tracking_runs import KEY, as_number, lineage_tags, person
+from tasks.tracking_runs import KEY, as_number, lineage_tags
 from tasks.tracking_store import ensure_experiment, open_client, readable_errors, tracking_lock
 
 if TYPE_CHECKING:
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
 
 VIEWS = ("global", "personal")
 SCORE = "fedcore.val_score"
-PARTITION = "lineage.partition_hash"
-DECIDED = "promotion.to"
 MODEL = "fedcore.model_id"
 PACKAGES = ("mlflow", "numpy", "pandas", "pydantic", "safetensors", "torch")
 
@@ -45,14 +45,6 @@ class Winner:
     score: float
     last_round_score: float | None
     fallback: Run | None = None  # whose global model serves unknown clients when the run has none of its own
-
-
-@dataclass(frozen=True)
-class Decision:
-    """Which alias a new version gets, and why."""
-
-    alias: str
-    why: str
 
 
 def choose(runs: dict[str, list[Run]], view: str) -> Winner | None:
@@ -74,17 +66,6 @@ def choose(runs: dict[str, list[Run]], view: str) -> Winner | None:
         run = members[finite.index(max(finite))]
         best = Winner(view, run, mean(finite), mean(known) if len(known) == len(members) else None)
     return best
-
-
-def decide(score: float, partition: str, champion: ModelVersion | None) -> Decision:
-    """Return what a new version becomes beside the present champion."""
-    if champion is None:
-        return Decision("champion", "the first version")
-    if champion.tags.get(PARTITION) != partition:
-        return Decision("challenger", f"version {champion.version} was validated on another partition")
-    standing = float(champion.tags.get(SCORE, "nan"))
-    facts = f"mean validation accuracy {score:.4f}, version {champion.version} has {standing:.4f}"
-    return Decision("champion" if score >= standing else "challenger", facts)
 
 
 def register(root: Path, runs_folder: Path, comparison: dict[str, Any], dataset: Path) -> dict[str, Any]:
@@ -124,41 +105,40 @@ def register(root: Path, runs_folder: Path, comparison: dict[str, Any], dataset:
                 winner = replace(winner, fallback=shared.run if shared else None)
             name, key = f"{experiment}-{view}", winner.run.config["run_key"]
             version = _ensure_version(client, name, experiment_id, winner, run_ids[key], dataset)
-            if DECIDED not in version.tags:
-                _promote(client, version, winner.score)
+            _note_seeds(client, version, {run.seed: run_ids[run.config["run_key"]] for run in runs[winner.run.label]})
+            _set_alias(client, root, version)
             aliases = client.get_model_version(name, version.version).aliases
             registered[name] = {
                 "version": int(version.version),
                 "run_key": key,
                 "label": winner.run.label,
                 "seed": winner.run.seed,
-                "alias": next((a for a in ("champion", "challenger", "previous") if a in aliases), None),
+                "alias": next((alias for alias in registry.ALIASES if alias in aliases), None),
                 "score": winner.score,
             }
     return registered
 
 
-def _promote(client: MlflowClient, version: ModelVersion, score: float) -> None:
-    """Set the aliases and leave who, why, from and to as tags; the tag that ends a decision comes last."""
-    name, number = version.name, version.version
-    aliases = client.get_registered_model(name).aliases
-    old = aliases.get("champion")
-    # A decision that was cut off after the alias was set is completed, not judged against itself.
-    champion = client.get_model_version(name, old) if old not in (None, number) else None
-    decision = decide(score, version.tags.get(PARTITION, ""), champion)
-    if decision.alias == "champion" and champion is not None:
-        client.set_registered_model_alias(name, "previous", champion.version)
-    client.set_registered_model_alias(name, decision.alias, number)
-    if decision.alias == "champion" and str(aliases.get("challenger")) == str(number):
-        client.delete_registered_model_alias(name, "challenger")
-    tags = {
-        "promotion.who": person(),
-        "promotion.why": f"{decision.alias}: {decision.why}",
-        "promotion.from": champion.version if champion is not None else "none",
-        DECIDED: number if decision.alias == "champion" else "unchanged",
-    }
-    for tag, value in tags.items():
-        client.set_model_version_tag(name, number, tag, str(value))
+def _note_seeds(client: MlflowClient, version: ModelVersion, seed_runs: dict[int, str]) -> None:
+    """Tag the version with the runs of all seeds of its method, which the gate compares by."""
+    text = json.dumps(seed_runs, sort_keys=True)
+    if version.tags.get(registry.SEED_RUNS) != text:
+        client.set_model_version_tag(version.name, version.version, registry.SEED_RUNS, text)
+
+
+def _set_alias(client: MlflowClient, root: Path, version: ModelVersion) -> None:
+    """Make the first version champion and every later winner challenger; only `tasks.promotion` promotes those."""
+    name, number = version.name, str(version.version)
+    with registry.registry_lock(root):
+        model = client.get_registered_model(name)
+        aliases = registry.aliases(model)
+        if registry.CHAMPION not in aliases and not registry.journal(model):
+            registry.make_champion(client, name, number, "first version", "first version", registry.now(), None)
+        elif aliases.get(registry.CHAMPION) != number:
+            client.set_registered_model_alias(name, registry.CHALLENGER, number)
+        elif registry.CHALLENGER in aliases:
+            # The comparison's winner is champion already: nothing challenges it.
+            client.delete_registered_model_alias(name, registry.CHALLENGER)
 
 
 def _ensure_version(

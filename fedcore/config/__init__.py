@@ -34,6 +34,7 @@ from fedcore.config.dataset import (
     TableData,
     TinyImagenetData,
 )
+from fedcore.config.gate import Gate
 from fedcore.config.model import (
     BatchNormPolicy,
     Cct,
@@ -101,6 +102,7 @@ __all__ = [
     "FastText",
     "FemnistData",
     "FilePartition",
+    "Gate",
     "GroupCnn",
     "HarCnn",
     "HarData",
@@ -161,6 +163,7 @@ class Config(Section):
     train: Train
     methods: Annotated[dict[Label, MethodBlock], Field(min_length=1)]
     compare: Compare
+    gate: Gate = Gate()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

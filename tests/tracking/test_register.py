@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tasks import register as step
-from tasks.register import choose, decide, register
+from tasks.register import choose, register
 from tasks.run_folder import read_runs
 from tests.tracking.conftest import OFFSET, SCALE, SHAPE, Project
 
@@ -115,7 +114,7 @@ def test_a_version_carries_signature_example_lineage_and_no_pickle(project: Proj
     assert (tags["git_commit"], tags["fedcore.label"], tags["fedcore.seed"]) == ("c0ffee", "local", "0")
     assert (float(tags["fedcore.val_score"]), float(tags["fedcore.val_score_last_round"])) == (0.75, 0.625)
     assert (tags["promotion.from"], tags["promotion.to"]) == ("none", "1")
-    assert tags["promotion.why"] == "champion: the first version"
+    assert (tags["promotion.how"], tags["promotion.why"]) == ("first version", "first version")
     assert tags["promotion.who"]
     assert client.get_run(version.run_id).info.run_name == "local-0"
     folder = Path(client.get_model_version_download_uri("digits-personal", "1").removeprefix("file://"))
@@ -160,19 +159,7 @@ def test_the_choice_rests_on_validation_over_all_seeds_only(project: Project) ->
     assert choose({"local": runs["local"]}, "global") is None
 
 
-@pytest.mark.parametrize(
-    ("score", "partition", "alias"),
-    [(0.8, "p", "champion"), (0.75, "p", "champion"), (0.7, "p", "challenger"), (0.9, "q", "challenger")],
-)
-def test_a_new_version_must_be_as_good_on_the_same_partition(score: float, partition: str, alias: str) -> None:
-    champion: Any = SimpleNamespace(version="4", tags={"fedcore.val_score": "0.75", "lineage.partition_hash": "p"})
-    decision = decide(score, partition, champion)
-    assert decision.alias == alias
-    assert "version 4" in decision.why
-    assert decide(score, partition, None).alias == "champion"
-
-
-def test_aliases_follow_the_decisions(project: Project, client: Any) -> None:
+def test_the_first_version_is_champion_and_later_ones_challenge(project: Project, client: Any) -> None:
     def aliases() -> dict[str, str]:
         return {name: str(v) for name, v in client.get_registered_model("digits-personal").aliases.items()}
 
@@ -180,52 +167,42 @@ def test_aliases_follow_the_decisions(project: Project, client: Any) -> None:
     first = registered(project)["digits-personal"]
     assert (first["version"], first["alias"], aliases()) == (1, "champion", {"champion": "1"})
 
-    project.add("local", 0, val=(0.4, 0.4, 0.4), train={"lr": 0.1})
-    worse = registered(project)["digits-personal"]
-    assert (worse["version"], worse["alias"]) == (2, "challenger")
-    assert aliases() == {"champion": "1", "challenger": "2"}
-
-    project.add("local", 0, val=(0.6, 0.6, 0.6), train={"lr": 0.2})
+    project.add("local", 0, val=(0.9, 0.9, 0.9), train={"lr": 0.1})
     better = registered(project)["digits-personal"]
-    assert (better["version"], better["alias"]) == (3, "champion")
-    assert aliases() == {"champion": "3", "previous": "1", "challenger": "2"}
-    tags = client.get_model_version("digits-personal", "3").tags
-    assert (tags["promotion.from"], tags["promotion.to"]) == ("1", "3")
-    assert tags["promotion.why"] == "champion: mean validation accuracy 0.6000, version 1 has 0.5000"
+    assert (better["version"], better["alias"], aliases()) == (2, "challenger", {"champion": "1", "challenger": "2"})
+    assert registered(project)["digits-personal"] == better
 
-    project.add("local", 0, val=(0.9, 0.9, 0.9), train={"lr": 0.3}, partition="f" * 64)
-    assert registered(project)["digits-personal"]["alias"] == "challenger"
-    assert aliases() == {"champion": "3", "previous": "1", "challenger": "4"}
+    project.add("local", 0, val=(0.4, 0.4, 0.4), train={"lr": 0.2})
+    assert registered(project)["digits-personal"]["version"] == 3
+    assert aliases() == {"champion": "1", "challenger": "3"}
 
-
-def test_the_same_winner_is_registered_once_and_a_rollback_stands(project: Project, client: Any) -> None:
+    # Back to the champion's run: nothing challenges it any more, and nothing is registered twice.
     project.add("local", 0, val=(0.5, 0.5, 0.5))
+    assert registered(project)["digits-personal"] == first
+    assert aliases() == {"champion": "1"}
+    assert len(client.search_model_versions("name = 'digits-personal'")) == 3
+
+
+def test_a_version_names_the_runs_of_all_seeds(project: Project, client: Any) -> None:
+    for seed in (0, 1):
+        project.add("local", seed, val=(0.5, 0.5, 0.5))
     registered(project)
-    project.add("local", 0, val=(0.6, 0.6, 0.6), train={"lr": 0.1})
-    second = registered(project)
-    assert registered(project) == second
-    client.set_registered_model_alias("digits-personal", "champion", "1")
-    again = registered(project)["digits-personal"]
-    assert (again["version"], again["alias"]) == (2, None)
-    assert client.get_model_version_by_alias("digits-personal", "champion").version == 1
-    assert len(client.search_model_versions("name = 'digits-personal'")) == 2
+    runs = json.loads(client.get_model_version("digits-personal", "1").tags["fedcore.seed_runs"])
+    assert {seed: client.get_run(run).info.run_name for seed, run in runs.items()} == {"0": "local-0", "1": "local-1"}
 
 
-def test_a_decision_cut_off_before_its_end_is_taken_again(
+def test_a_first_version_without_its_alias_gets_it_the_next_time(
     project: Project, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow.tracking import MlflowClient
 
-    project.add("local", 0, val=(0.5, 0.5, 0.5))
-    registered(project)
-    project.add("local", 0, val=(0.6, 0.6, 0.6), train={"lr": 0.1})
+    project.add("local", 0)
     with monkeypatch.context() as patch:
         patch.setattr(MlflowClient, "set_registered_model_alias", lambda *_: sys.exit("killed"))
         with pytest.raises(SystemExit):
             registered(project)
     assert registered(project)["digits-personal"]["alias"] == "champion"
-    assert client.get_model_version_by_alias("digits-personal", "previous").version == 1
-    assert len(client.search_model_versions("name = 'digits-personal'")) == 2
+    assert len(client.search_model_versions("name = 'digits-personal'")) == 1
 
 
 def test_lost_files_of_a_version_are_stored_again(project: Project, client: Any) -> None:
