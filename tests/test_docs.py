@@ -212,3 +212,10 @@ def test_the_models_page_has_every_model_with_its_keys_places_and_size() -> None
         assert sum(leaf.numel() for leaf in net.initial_params.values()) == int(parameters.replace(",", "")), name
         for place in re.findall(r"`(\w+)`", places):
             assert place in net.layer_shapes, f"{name}: {place}"
+
+
+def test_the_data_page_has_the_keys_of_augment_with_their_defaults() -> None:
+    table = rows(DATA, "Augmentation", "key of `augment`")
+    assert {key: parsed(cells[1]) for key, cells in table.items()} == {
+        name: field.default for name, field in config.Augment.model_fields.items()
+    }

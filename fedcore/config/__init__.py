@@ -77,12 +77,13 @@ from fedcore.config.resources import (
     Virtual,
 )
 from fedcore.config.sections import Label, Section
-from fedcore.config.train import Compare, MethodBlock, Train
+from fedcore.config.train import Augment, Compare, MethodBlock, Train
 from fedcore.problems import ConfigError, Path, Problem, explain, nearest
 
 __all__ = [
     "AdultData",
     "AgNewsData",
+    "Augment",
     "BatchNormPolicy",
     "Cct",
     "Cifar10Data",
@@ -200,6 +201,8 @@ class Config(Section):
                 f"pseudo.proxy '{self.pseudo.proxy.name}' has {self.pseudo.proxy.kind},"
                 f" dataset '{self.dataset.name}' {self.dataset.kind}; they need one shape"
             )
+        if self.train.augment.is_on and not self.dataset.is_image:
+            raise ValueError(f"train.augment is for images; '{self.dataset.name}' has {self.dataset.kind}. Valid: {{}}")
         if self.model.needs_images and not self.dataset.is_image:
             raise ValueError(
                 f"model.name '{self.model.name}' needs images; '{self.dataset.name}' has {self.dataset.kind}."
@@ -226,7 +229,9 @@ def validate(values: Any) -> Config:
         raise ConfigError([Problem((), f"expected a mapping of sections, got {type(values).__name__}")])
     config = typing.cast(Config, validate_section(Config, values, ()))
     for label in config.methods:
-        train_for(config, label)
+        if train_for(config, label).augment.is_on and not config.dataset.is_image:
+            message = f"is for images; '{config.dataset.name}' has {config.dataset.kind}. Valid: {{}}"
+            raise ConfigError([Problem(("methods", label, "train", "augment"), message)])
     return config
 
 

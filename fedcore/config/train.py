@@ -9,6 +9,19 @@ from pydantic import ConfigDict, Field, model_validator
 from fedcore.config.sections import Count, NonNegative, Positive, Section, Seed
 
 
+class Augment(Section):
+    """Random changes of training images, anew in every step; evaluation never sees them."""
+
+    crop: Annotated[int, Field(ge=0)] = 0  # pixels of black border an image is cropped back from; 0: no crop
+    flip: bool = False  # left and right with probability 1/2
+    cutout: Annotated[int, Field(ge=0)] = 0  # pixels: the side of a square that is set to 0; 0: none
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is changed."""
+        return bool(self.crop or self.flip or self.cutout)
+
+
 class Train(Section):
     """Local training, participation and where it runs."""
 
@@ -32,6 +45,7 @@ class Train(Section):
     # After the rounds above, the clients that were never trained on join for so many more.
     newcomer_rounds: Annotated[int, Field(ge=0)] = 0
     newcomer_participation: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of the other clients in each of those
+    augment: Augment = Augment()
     checkpoint_every: Count = 10
     executor: Literal["auto", "serial", "stacked"] = "auto"
     # Local steps as compiled functions: where a run is long enough to earn it back, always, or never.

@@ -7,6 +7,7 @@ import numpy as np
 from fedcore.compose import Composition
 from fedcore.config import Train
 from fedcore.data.federation import Federation
+from fedcore.engine import augment
 from fedcore.engine.executors import resolve_device
 from fedcore.models.net import Net
 
@@ -73,6 +74,9 @@ def check_training(
         )
     for name in sorted(composition.needs - available):
         raise ValueError(f"methods.{label}: needs the section '{name}', which is missing or null in the parameters")
+    wrong = augment.problem(train.augment, data.input_shape)
+    if wrong is not None:
+        raise ValueError(f"methods.{label}: train.augment: {wrong}")
     resolve_device(train.device)
     try:
         composition.check(net, train)

@@ -9,6 +9,7 @@ import torch
 from fedcore.compose import Composition
 from fedcore.config import Train
 from fedcore.data.federation import Federation
+from fedcore.engine.augment import Augmentation
 from fedcore.engine.compiled import Compiler, can_compile, is_worthwhile
 from fedcore.engine.local import Examples, LocalTraining
 from fedcore.engine.serial import SerialExecutor
@@ -53,7 +54,8 @@ def make_executor(
     composition: Composition, net: Net, train: Train, examples: Examples, federation: Federation
 ) -> SerialExecutor | StackedExecutor:
     """Return the executor of a training on this federation."""
-    training = LocalTraining(composition, net, train)
+    augmentation = Augmentation(train.augment, examples.black) if train.augment.is_on else None
+    training = LocalTraining(composition, net, train, augmentation)
     name = resolve_executor(train, net, examples.device)
     compiler = Compiler() if compiles(train, name, examples.device, net, federation) else None
     if name == "stacked":

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedcore.compose import Composition
 from fedcore.config import Train
+from fedcore.engine.augment import Augmentation
 from fedcore.engine.optim import descend
 from fedcore.engine.schedule import Schedule
 from fedcore.methods.base import Method, Phase
@@ -83,10 +84,11 @@ class Learning(NamedTuple):
 class LocalTraining:
     """The hooks of a composition, called in order for one client."""
 
-    def __init__(self, composition: Composition, net: Net, train: Train):
+    def __init__(self, composition: Composition, net: Net, train: Train, augmentation: Augmentation | None = None):
         self.composition = composition
         self.net = net
         self.train = train
+        self._augmentation = augmentation
         self._learning: dict[Phase, Learning] = {}  # by phase: clients do not differ in it
 
     @property
@@ -121,6 +123,8 @@ class LocalTraining:
         self, carry: Tree, batch: Batch, view: View, learning: Learning, differentiate: Differentiate
     ) -> tuple[Tree, Tensor]:
         """Return the carry after one local step, and the step's loss."""
+        if self._augmentation is not None:
+            batch = self._augmentation(batch)
         local = _Local(self, carry, view, learning, differentiate)
         method = _PLAIN if learning.is_addons else self.composition.method
         own = view._replace(server=view.server["method"])
@@ -241,6 +245,11 @@ class Examples:
     def gather_protected(self, rows: NDArray[np.int64]) -> Tensor:
         """Return the protected attributes of rows, [..., P]."""
         return self.protected[torch.tensor(rows, device=self.device)]
+
+    @property
+    def black(self) -> Tensor:
+        """What a raw 0 is as a model input, per channel."""
+        return -self.offset * self.scale
 
     def normalise(self, inputs: Tensor) -> Tensor:
         """Return model inputs of raw ones; token ids as int64."""

@@ -15,6 +15,7 @@ from fedcore.compose import Composition
 from fedcore.config import Train
 from fedcore.data.federation import Federation
 from fedcore.data.resources import bytes_sent
+from fedcore.engine import augment
 from fedcore.engine.checkpoint import Checkpoint
 from fedcore.engine.cohorts import draw_cohort
 from fedcore.engine.ensemble import ensemble
@@ -169,8 +170,10 @@ class Training:
         own = self.progress.store.get(client)
         info = self._info(client)
         schedules = tuple(schedule(self.train, phase, len(rows), self.seed, round, client, purpose) for phase in phases)
+        image = self.federation.dataset.input_shape
         draws = tuple(
             self.composition.draws(self.net, self.seed, phase, round, client, s.steps, s.positions.shape[1], info)
+            | augment.draws(self.train.augment, phase, self.seed, round, client, purpose, s.positions.shape, image)
             for phase, s in zip(phases, schedules, strict=True)
         )
         method = self.composition.method
