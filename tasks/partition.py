@@ -3,111 +3,83 @@
 from __future__ import annotations
 
 import argparse
-import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.parameters import ParametersError, explain, read_config, run_step
+from tasks.parameters import explained, read_config, run_step
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedcore.data.dataset import Dataset
     from fedcore.data.partitions import PartitionTable
-
-# The picture shows an even sample of the clients beyond the first, and writes counts into cells up to the second.
-MAX_COLUMNS = 200
-MAX_ANNOTATED = 30
 
 
 def main() -> None:
-    """Make the partition that params.yaml asks for, write it and its picture."""
+    """Make the partition that params.yaml asks for; write it, its picture and its statistics."""
     parser = argparse.ArgumentParser(prog="python -m tasks.partition", description=__doc__)
     parser.add_argument("--dataset", type=Path, required=True, metavar="DIR", help="data set folder")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.npz", help="partition to write")
-    parser.add_argument("--picture", type=Path, required=True, metavar="FILE.png", help="label-by-client heat map")
+    parser.add_argument("--picture", type=Path, required=True, metavar="FILE.png", help="sizes, heat map, distances")
+    parser.add_argument("--statistics", type=Path, metavar="FILE.json", help="the partition in a few figures")
+    parser.add_argument("--clients", type=Path, metavar="FILE.csv", help="sizes, classes, distance of every client")
     arguments = parser.parse_args()
 
-    from fedcore.config import ConfigError
     from fedcore.data import dataset as datasets
     from fedcore.data import partitions, statistics
-    from tasks.files import atomic_path
+    from tasks.files import atomic_path, to_json
+    from tasks.partition_picture import draw, title
 
     config = read_config()
     dataset = datasets.load(arguments.dataset)
-    try:
+    with explained():
         table = partitions.make(config.partition, dataset)
-    except ConfigError as error:
-        raise ParametersError(explain(error.problems)) from None
     counts = statistics.label_counts(table, dataset.labels, dataset.num_classes)
-    # Both are written before either replaces what was there.
-    with atomic_path(arguments.picture) as picture, atomic_path(arguments.out) as out:
-        draw(dataset, table, counts, picture)
-        partitions.save(table, out)
-    sizes, distance = counts.sum(axis=1), statistics.label_distance(counts).mean()
+    facts = statistics.summary(table, counts)
+    # All are written before any replaces what was there.
+    with ExitStack() as stack:
+        draw(dataset, table, counts, stack.enter_context(atomic_path(arguments.picture)))
+        partitions.save(table, stack.enter_context(atomic_path(arguments.out)))
+        if arguments.statistics:
+            text = to_json({"content_hash": table.content_hash, **facts})
+            stack.enter_context(atomic_path(arguments.statistics)).write_text(text)
+        if arguments.clients:
+            write_clients(table, counts, stack.enter_context(atomic_path(arguments.clients)))
+    sizes, distance = facts["client_examples"], facts["earth_movers_distance"]
     print(
-        f"{title(table)}: {table.num_clients} clients, {table.num_unseen} unseen, {sizes.min()} to {sizes.max()}"
-        f" examples, mean label distance {distance:.2f} -> {arguments.out}"
+        f"{title(table)}: {table.num_clients:,} clients, {table.num_unseen:,} unseen, {sizes['min']:,} to"
+        f" {sizes['max']:,} examples, earth mover's distance {distance['mean']:.2f} -> {arguments.out}"
     )
 
 
-def title(table: PartitionTable) -> str:
-    """Return scheme, its main parameter, feature shift if any, seed and the first digits of the content hash."""
-    scheme = json.loads(table.scheme)
-    shown = [key for key in ("exponent", "sigma", "alpha", "shards", "classes", "share", "path") if key in scheme]
-    shown += [key for key in ("rotation", "unseen_rotation", "noise") if scheme.get(key)] + ["seed"]
-    return ", ".join([scheme["scheme"], *(f"{key} {scheme[key]}" for key in shown)]) + f" ({table.content_hash[:12]})"
-
-
-def draw(dataset: Dataset, table: PartitionTable, counts: np.ndarray, path: Path) -> None:
-    """Draw examples by label and client as a heat map; same table, same bytes.
+def write_clients(table: PartitionTable, counts: np.ndarray, path: Path) -> None:
+    """Write a row per client: id, whether it is unseen, examples by split, classes, earth mover's distance.
 
     Parameters
     ----------
     counts : array [num_total, K] int
         Examples of each client by class.
     path : Path
-        PNG file to write.
+        CSV file to write.
     """
-    import matplotlib as mpl
     import numpy as np
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import PowerNorm
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    import pyarrow as pa
+    from pyarrow import csv
 
-    shown = np.unique(np.linspace(0, table.num_total - 1, min(table.num_total, MAX_COLUMNS)).round().astype(int))
-    cells = counts[shown].T
-    num_classes = len(cells)
-    # A reader's own matplotlib settings must not change the picture.
-    with mpl.rc_context(mpl.rcParamsDefault):
-        figure = Figure(figsize=(min(4 + 0.42 * len(shown), 16), min(2 + 0.36 * num_classes, 20)), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        top = max(int(cells.max()), 1)
-        # Counts span orders of magnitude; the square root keeps small ones visible.
-        image = axes.imshow(cells, cmap="Blues", norm=PowerNorm(0.5, 0, top), aspect="auto", interpolation="nearest")
-        if len(shown) <= MAX_ANNOTATED and num_classes <= MAX_ANNOTATED:
-            for label, column in zip(*np.nonzero(cells), strict=True):
-                value = int(cells[label, column])
-                colour = "white" if value > 0.3 * top else "black"
-                axes.text(column, label, str(value), ha="center", va="center", fontsize=7, color=colour)
-        first_unseen = int(np.searchsorted(shown, table.num_clients))
-        if first_unseen < len(shown):
-            axes.axvline(first_unseen - 0.5, color="black", linestyle="--", linewidth=1)
-            axes.text(first_unseen - 0.4, -0.6, "unseen", ha="left", va="bottom", fontsize=8)
-        sample = "" if len(shown) == table.num_total else f" ({len(shown)} of {table.num_total}, evenly spaced)"
-        axes.set_xlabel(f"client{sample}")
-        axes.set_ylabel("label")
-        if sample:
-            axes.set_xticks([0, len(shown) - 1], [str(shown[0]), str(shown[-1])])
-        else:
-            axes.xaxis.set_major_locator(MaxNLocator(20, integer=True))
-        if num_classes <= MAX_ANNOTATED:
-            axes.set_yticks(range(num_classes), dataset.class_names)
-        axes.set_title(f"{dataset.name}: {title(table)}", fontsize=10, pad=16)
-        figure.colorbar(image, ax=axes, label="examples")
-        figure.savefig(path, format="png", dpi=120, metadata={"Software": None})
+    from fedcore.data import statistics
+
+    train, validation, test = statistics.split_sizes(table).T
+    client = np.arange(table.num_total)
+    columns = {
+        "client": client,
+        "unseen": (client >= table.num_clients).astype(np.int64),
+        "train": train,
+        "validation": validation,
+        "test": test,
+        "classes": np.count_nonzero(counts, axis=1),
+        "earth_movers_distance": statistics.earth_movers_distance(counts).round(6),
+    }
+    csv.write_csv(pa.table(columns), path)
 
 
 if __name__ == "__main__":

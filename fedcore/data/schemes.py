@@ -17,6 +17,8 @@ from fedcore.config import (
 from fedcore.data.dataset import Dataset
 from fedcore.data.splits import UNUSED
 
+_TINY = float(np.finfo(float).tiny)
+
 
 def iid(config: IidPartition, dataset: Dataset) -> np.ndarray:
     """Return the client of each row [n] int32: rows dealt at random, sizes differ by one at most."""
@@ -116,22 +118,28 @@ def _fill(random: np.random.Generator, concentration: np.ndarray, left: np.ndarr
     """Return how many rows of each class [K] one client takes, `size` together and at most `left` of each."""
     taken = np.zeros_like(left)
     shares = np.zeros(len(left))
-    while taken.sum() < size:
-        shares[taken == left] = 0
+    while (missing := size - int(taken.sum())) > 0:
+        live = taken < left
+        shares[~live] = 0
         if not shares.sum() > 0:
             # Nothing drawn yet, or the shares of all classes that are left were too small for a float. Relative to each
             # other the shares of some classes are Dirichlet again, so these are drawn anew.
-            live = taken < left
-            shares[live] = random.dirichlet(np.maximum(concentration[live], np.finfo(float).tiny))
-        drawn = random.choice(len(left), size - taken.sum(), p=shares / shares.sum())
-        taken += np.bincount(drawn[: _first_excess(drawn, left - taken)], minlength=len(left))
+            shares[live] = random.dirichlet(np.maximum(concentration[live], _TINY))
+        # By hand what Generator.choice does with probabilities: its checks take longer than a client's few draws.
+        bounds = np.cumsum(shares / shares.sum())
+        drawn = np.searchsorted(bounds / bounds[-1], random.random(missing), side="right")
+        counts = np.bincount(drawn, minlength=len(left))
+        excess = np.flatnonzero(counts > left - taken)
+        if len(excess):
+            end = _first_excess(drawn, excess, left - taken)
+            counts = np.bincount(drawn[:end], minlength=len(left))
+        taken += counts
     return taken
 
 
-def _first_excess(drawn: np.ndarray, left: np.ndarray) -> int:
-    """Return the position of the first class drawn more often than it has rows left; the length if there is none."""
-    excess = np.flatnonzero(np.bincount(drawn, minlength=len(left)) > left)
-    return min((int(np.flatnonzero(drawn == label)[left[label]]) for label in excess), default=len(drawn))
+def _first_excess(drawn: np.ndarray, excess: np.ndarray, left: np.ndarray) -> int:
+    """Return the first position at which one of the classes `excess` is drawn more often than it has rows left."""
+    return min(int(np.flatnonzero(drawn == label)[left[label]]) for label in excess)
 
 
 def deal(counts: np.ndarray, labels: np.ndarray, seed: int) -> np.ndarray:

@@ -38,7 +38,7 @@ def assign(
     num_test = np.minimum(np.maximum(_round(sizes * test), 1), np.maximum(sizes - kept, 0))
     rows = _grouped(client >= 0, client, labels, seed)
     split[_choose(rows, client, sizes, num_test, seed, "partition/test")] = TEST
-    return cut_validation(client, labels, split, num_clients, validation, seed)
+    return _cut(rows, client, split, num_clients, validation, seed)
 
 
 def cut_validation(
@@ -49,14 +49,21 @@ def cut_validation(
     Stratified as in `assign`; at least one train example stays, and a client with 3 examples or more (all splits
     together) gets a validation example if it has two train examples and `validation` > 0.
     """
+    return _cut(_grouped(client >= 0, client, labels, seed), client, split, num_clients, validation, seed)
+
+
+def _cut(
+    rows: np.ndarray, client: np.ndarray, split: np.ndarray, num_clients: int, validation: float, seed: int
+) -> np.ndarray:
+    """Cut the validation split out of `rows`, all that have a client, as `_grouped` orders them."""
     if validation == 0:
         return split
-    train = (client >= 0) & (split == TRAIN)
-    totals = _sizes(client[client >= 0], num_clients)
-    sizes = _sizes(client[train], num_clients)
+    totals = _sizes(client[rows], num_clients)
+    # What is left of grouped rows is grouped: the sort, which takes most of the time, is done once.
+    rows = rows[split[rows] == TRAIN]
+    sizes = _sizes(client[rows], num_clients)
     floor = (totals >= 3).astype(np.int64)
     num_validation = np.minimum(np.maximum(_round(sizes * validation), floor), np.maximum(sizes - 1, 0))
-    rows = _grouped(train, client, labels, seed)
     split = split.copy()
     split[_choose(rows, client, sizes, num_validation, seed, "partition/validation")] = VALIDATION
     return split

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import struct
 import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -25,6 +28,7 @@ methods: {fedavg: {}}
 compare: {seeds: [0]}
 """
 OUT, PICTURE = Path("data/partitions/trial.npz"), Path("data/partitions/trial.png")
+FACTS, CLIENTS = Path("data/partitions/trial.json"), Path("data/partitions/trial.csv")
 
 
 @pytest.fixture
@@ -48,6 +52,7 @@ def run_partition(step: Callable[..., None]) -> None:
     step(
         partition.main,
         *("--dataset", "data/datasets/synthetic", "--out", str(OUT), "--picture", str(PICTURE)),
+        *("--statistics", str(FACTS), "--clients", str(CLIENTS)),
     )
 
 
@@ -84,7 +89,34 @@ def test_the_steps_write_a_data_set_a_partition_and_its_picture(
     assert struct.unpack(">II", chunks[b"IHDR"][:8]) > (200, 200)
     assert b"tEXt" not in chunks  # neither the drawing library's version nor a date
     assert f"iid, seed 0 ({table.content_hash[:12]}): 4 clients, 1 unseen" in capsys.readouterr().out
-    assert sorted(path.name for path in OUT.parent.iterdir()) == ["trial.npz", "trial.png"]
+    assert sorted(path.name for path in OUT.parent.iterdir()) == ["trial.csv", "trial.json", "trial.npz", "trial.png"]
+
+
+def test_the_statistics_are_those_of_the_partition(step: Callable[..., None]) -> None:
+    run_prepare(step)
+    run_partition(step)
+    data, table = dataset.load("data/datasets/synthetic"), partitions.load(OUT)
+    facts = json.loads(FACTS.read_text())
+    assert (facts["content_hash"], facts["clients"], facts["unseen_clients"]) == (table.content_hash, 4, 1)
+    with CLIENTS.open() as file:
+        rows = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    assert [(row["client"], row["unseen"]) for row in rows] == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 1)]
+    pooled = np.bincount(data.labels, minlength=10) / len(data)
+    for client, row in enumerate(rows):
+        mine = table.client == client
+        for code, split in enumerate(("train", "test", "validation")):
+            assert row[split] == np.count_nonzero(mine & (table.split == code))
+        own = np.bincount(data.labels[mine], minlength=10)
+        assert row["classes"] == np.count_nonzero(own)
+        assert row["earth_movers_distance"] == pytest.approx(np.abs(own / own.sum() - pooled).sum(), abs=1e-6)
+    sizes = sorted(row["train"] + row["validation"] + row["test"] for row in rows)
+    assert facts["client_examples"] == {
+        "min": sizes[0],
+        "median": sizes[2],
+        "mean": pytest.approx(len(data) / 5),
+        "max": sizes[-1],
+    }
+    assert facts["examples"] == facts["train_examples"] + facts["validation_examples"] + facts["test_examples"]
 
 
 def test_the_steps_are_reproducible(step: Callable[..., None]) -> None:
@@ -97,7 +129,7 @@ def test_the_steps_are_reproducible(step: Callable[..., None]) -> None:
     run_prepare(step)
     run_partition(step)
     assert everything() == before
-    assert len(before) == 6
+    assert len(before) == 8
 
 
 def test_an_impossible_partition_is_one_line_and_leaves_the_old_one(
@@ -105,7 +137,7 @@ def test_an_impossible_partition_is_one_line_and_leaves_the_old_one(
 ) -> None:
     run_prepare(step)
     run_partition(step)
-    before = OUT.read_bytes(), PICTURE.read_bytes()
+    before = [path.read_bytes() for path in (OUT, PICTURE, FACTS, CLIENTS)]
     change("unseen_clients: 1", "unseen_clients: 5")
     capsys.readouterr()
     with pytest.raises(SystemExit) as caught:
@@ -116,8 +148,8 @@ def test_an_impossible_partition_is_one_line_and_leaves_the_old_one(
         "error: params.yaml:3: partition.unseen_clients: 5 of 5 clients unseen leaves none to train; use at most 4\n"
     )
     assert captured.out == ""
-    assert (OUT.read_bytes(), PICTURE.read_bytes()) == before
-    assert len(list(OUT.parent.iterdir())) == 2
+    assert [path.read_bytes() for path in (OUT, PICTURE, FACTS, CLIENTS)] == before
+    assert len(list(OUT.parent.iterdir())) == 4
 
 
 def test_prepare_shows_how_far_the_decoding_is(

@@ -11,7 +11,7 @@ from fedcore.config import Splits
 from fedcore.data import partitions, statistics
 from fedcore.data.dataset import Dataset
 from fedcore.data.partitions import PartitionTable
-from tasks.partition import draw, title
+from tasks.partition_picture import draw, title
 from tests.data.conftest import toy_dataset
 from tests.data.partition_settings import (
     dir_client,
