@@ -64,6 +64,7 @@ from fedcore.config.partition import (
     PowerLawPartition,
     ShardsPartition,
     Splits,
+    StablePartition,
     valid_schemes,
 )
 from fedcore.config.resources import (
@@ -136,6 +137,7 @@ __all__ = [
     "ShardsPartition",
     "SoftmaxRegression",
     "Splits",
+    "StablePartition",
     "StyleganVirtual",
     "SvhnData",
     "SyntheticData",

@@ -144,6 +144,27 @@ class NaturalPartition(Splits):
     min_examples: Count = 2
 
 
+class StablePartition(Splits):
+    """Client and split of an example follow from the example alone, so that they stay when more examples arrive.
+
+    The client is the data set's own, or else one of `clients` by a hash of the input, with shares per class drawn from
+    a Dirichlet distribution if `alpha` is given. The split is by a hash of the input.
+    """
+
+    scheme: Literal["stable"]
+    clients: Count | None = None  # null: the data set's own
+    alpha: Positive | None = None  # null: equal shares
+    min_examples: Count = 10  # a client takes part from then on
+
+    @model_validator(mode="after")
+    def _check_stable(self) -> Self:
+        if self.unseen_clients:
+            raise ValueError("unseen_clients are the last ones, which change as clients arrive. Valid: 0")
+        if self.keep != 1:
+            raise ValueError("keep depends on how many examples there are. Valid: 1")
+        return self
+
+
 class FilePartition(Section):
     """An ``.npz`` with ``client`` (-1 = unused) and ``split`` (0 train, 1 test, optionally 2 validation) per row.
 
@@ -173,6 +194,7 @@ Partition = Annotated[
     | PathologicalPartition
     | DominantPartition
     | NaturalPartition
+    | StablePartition
     | FilePartition,
     Field(discriminator="scheme"),
 ]

@@ -37,6 +37,8 @@ class Dataset:
         Rows before this one are the official train rows.
     clients : array [n] int32, >= 0, or None
         The set's own clients, if it has any.
+    client_names : strings, or empty
+        What the set calls its own clients, by their numbers; empty where it knows them by number only.
     protected : array [n, P] uint8, 0 or 1, or None
         Attributes that must not show in a representation (race, sex), if the set has any.
     protected_names : P strings, empty without `protected`
@@ -60,6 +62,7 @@ class Dataset:
     protected: np.ndarray | None = None
     protected_names: tuple[str, ...] = ()
     num_tokens: int | None = None
+    client_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for field in ("inputs", "labels", "clients", "protected"):
@@ -138,6 +141,7 @@ def load(folder: Path | str) -> Dataset:
             protected=_read_array(folder / "protected.npy") if "protected_names" in meta else None,
             protected_names=tuple(meta.get("protected_names", ())),
             num_tokens=meta.get("num_tokens"),
+            client_names=tuple(meta.get("client_names", ())),
         )
         expected = meta["content_hash"]
     except KeyError as error:
@@ -167,6 +171,8 @@ def _meta(dataset: Dataset) -> dict[str, Any]:
         meta["protected_names"] = list(dataset.protected_names)
     if dataset.num_tokens is not None:
         meta["num_tokens"] = dataset.num_tokens
+    if dataset.client_names:
+        meta["client_names"] = list(dataset.client_names)
     return meta
 
 
@@ -187,6 +193,9 @@ def _problems(dataset: Dataset) -> Iterator[str]:
         yield f"num_train_rows must be 1..{len(inputs)}, got {dataset.num_train_rows}"
     if clients is not None and (clients.dtype != np.int32 or clients.shape != labels.shape or clients.min() < 0):
         yield f"clients must be int32 [{len(labels)}], >= 0, got {clients.dtype} {list(clients.shape)}"
+    names = dataset.client_names
+    if names and (clients is None or len(names) <= clients.max() or len(set(names)) < len(names)):
+        yield f"client_names must be one different name per client, got {len(names)} names"
     yield from _protected_problems(dataset)
     yield from _value_problems(dataset)
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedcore import config as settings
 from fedcore import seeds
-from fedcore.config import ConfigError, FilePartition, Problem, Splits, valid_schemes
-from fedcore.data import class_schemes, noise, quantity_schemes, rotation, schemes, splits
+from fedcore.config import ConfigError, FilePartition, Problem, Splits, StablePartition, valid_schemes
+from fedcore.data import class_schemes, noise, quantity_schemes, rotation, schemes, splits, stable
 from fedcore.data.dataset import Dataset
 from fedcore.data.partition_files import load, read_own, save
 from fedcore.data.partition_table import PartitionTable
@@ -31,6 +31,7 @@ _SCHEMES: dict[type[Splits], Callable[[Any, Dataset], np.ndarray]] = {
     settings.PathologicalPartition: class_schemes.pathological,
     settings.DominantPartition: class_schemes.dominant,
     settings.NaturalPartition: schemes.natural,
+    settings.StablePartition: stable.deal,
 }
 
 
@@ -52,7 +53,7 @@ def make(config: settings.Partition, dataset: Dataset) -> PartitionTable:
     else:
         client = _deal(config, dataset)
         total = int(client.max()) + 1
-        split = splits.assign(client, dataset.labels, total, config.test, config.validation, config.seed)
+        split = _split(config, dataset, client, total)
         degrees, levels, noise_seed = _rotation(config, dataset, total), _noise(config, dataset, total), config.seed
     total = len(degrees)
     if config.unseen_clients >= total:
@@ -81,6 +82,12 @@ def _deal(config: Splits, dataset: Dataset) -> np.ndarray:
     client = np.full(len(dataset), UNUSED, np.int32)
     client[rows] = scheme(config, dataset.take(rows))
     return client
+
+
+def _split(config: Splits, dataset: Dataset, client: np.ndarray, total: int) -> np.ndarray:
+    if isinstance(config, StablePartition):
+        return stable.split(config, dataset, client)
+    return splits.assign(client, dataset.labels, total, config.test, config.validation, config.seed)
 
 
 def _rotation(config: Splits, dataset: Dataset, total: int) -> np.ndarray:

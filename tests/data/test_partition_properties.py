@@ -114,7 +114,8 @@ def counts_of(table: PartitionTable, dataset: Dataset) -> np.ndarray:
 
 
 def test_every_scheme_is_tried() -> None:
-    assert set(SETTINGS) | {"file"} == set(valid_schemes(own_clients=False).split(", ")) | {"natural"}
+    # `stable` promises other things: tests/data/test_stable.py.
+    assert set(SETTINGS) | {"file", "stable"} == set(valid_schemes(own_clients=False).split(", ")) | {"natural"}
 
 
 @each_scheme

@@ -24,11 +24,11 @@ def number_classes(parts: Sequence[Values]) -> tuple[np.ndarray, tuple[str, ...]
     return _numbered(parts, names), tuple(map(str, names))
 
 
-def number_clients(parts: Sequence[Values]) -> np.ndarray:
-    """Return clients [n] int32 without gaps: whole numbers in ascending order, strings in order of appearance."""
+def number_clients(parts: Sequence[Values]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return clients [n] int32 without gaps, and their names: numbers ascending, strings in order of appearance."""
     found = _distinct(parts)
-    order = found if isinstance(parts[0].values, list) else sorted(found)
-    return _numbered(parts, order).astype(np.int32)
+    order = list(found) if isinstance(parts[0].values, list) else sorted(found)
+    return _numbered(parts, order).astype(np.int32), tuple(map(str, order))
 
 
 def number_protected(parts: Sequence[Values]) -> tuple[np.ndarray, str]:

@@ -52,7 +52,8 @@ def read(config: NpzData, path: Path | None = None) -> Dataset:
                 raise ValueError(f"{part.path}: array '{name}' must be in all files or in none, see {parts[0].path}")
     num_train = sum(part.shape[0] for part in parts[: len(config.files)])
     labels, names = number_classes([part.labels for part in parts])
-    clients = [part.clients for part in parts if part.clients is not None]
+    held = [part.clients for part in parts if part.clients is not None]
+    clients, client_names = number_clients(held) if held else (None, ())
     protected, protected_names = _protected(parts, config)
     with Rows(path) as rows:
         for part in parts:
@@ -73,7 +74,8 @@ def read(config: NpzData, path: Path | None = None) -> Dataset:
         offset=offset,
         scale=scale,
         num_train_rows=num_train,
-        clients=number_clients(clients) if clients else None,
+        clients=clients,
+        client_names=client_names,
         protected=protected,
         protected_names=protected_names,
     )

@@ -111,6 +111,7 @@ def read_parquet(config: ParquetData, on_progress: OnProgress | None = None, pat
         scale=half(config.channels)[1],
         num_train_rows=sum(table.rows[: len(config.files)]),
         clients=roles.clients,
+        client_names=roles.client_names,
         protected=roles.protected,
         protected_names=roles.protected_names,
     )

@@ -14,9 +14,10 @@ from fedcore.data.sources.numbering import number_clients, number_protected
 
 @dataclass(frozen=True)
 class Roles:
-    """Clients [n] int32, protected attributes [n, P] uint8 and their names; None and empty without such columns."""
+    """Clients [n] int32, protected attributes [n, P] uint8, and the names of both; None and empty without columns."""
 
     clients: np.ndarray | None
+    client_names: tuple[str, ...]
     protected: np.ndarray | None
     protected_names: tuple[str, ...]
 
@@ -29,9 +30,10 @@ def read_roles(config: CsvData | TableData | ParquetData, parts: Callable[[str],
     ValueError
         One line naming the file, the column, the row if there is one, and what was expected.
     """
-    clients = None
+    clients: np.ndarray | None = None
+    client_names: tuple[str, ...] = ()
     if config.client is not None:
-        clients = number_clients([whole_numbers_or_strings(part) for part in parts(config.client)])
+        clients, client_names = number_clients([whole_numbers_or_strings(part) for part in parts(config.client)])
     found = [number_protected([whole_numbers_or_strings(part) for part in parts(name)]) for name in config.protected]
     protected = np.stack([values for values, _ in found], axis=1) if found else None
-    return Roles(clients, protected, tuple(name for _, name in found))
+    return Roles(clients, client_names, protected, tuple(name for _, name in found))

@@ -67,6 +67,7 @@ def read(config: CsvData | TableData, path: Path | None = None) -> Dataset:
         scale=scale,
         num_train_rows=num_train,
         clients=roles.clients,
+        client_names=roles.client_names,
         protected=roles.protected,
         protected_names=roles.protected_names,
     )
