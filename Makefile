@@ -1,6 +1,6 @@
 # Every target is one or two plain commands; README lists them for machines without make.
 .DEFAULT_GOAL := help
-.PHONY: help setup repro experiment test test-slow test-services test-method check format serve stop status backup restore flow ui publish report dag clean
+.PHONY: help setup repro experiment test test-slow test-services test-method check format serve stop status backup restore flow night ui publish report dag clean
 
 RUN := . ./env.sh &&
 UI_PORT ?= 5000
@@ -63,6 +63,9 @@ restore: ## bring a backup back: make restore FROM=/media/disk/fedcore (the newe
 
 flow: setup ## run the pipeline as a flow on the server of `make serve`
 	@$(RUN) prefect deployment run 'experiment/default' --watch
+
+night: setup ## play six nights in fast-forward, in a copy: new data, bad data, a crash, a kill
+	@$(RUN) python experiments/night.py $(ARGS)
 
 ui: setup ## open the MLflow pages on http://127.0.0.1:5000
 	@$(RUN) MLFLOW_BACKEND_STORE_URI="$$MLFLOW_TRACKING_URI" mlflow ui --host 127.0.0.1 --port $(UI_PORT)

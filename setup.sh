@@ -70,6 +70,9 @@ elif grep -qs 'no_scm' .dvc/config.local; then
     dvc config --local --unset core.no_scm
 fi
 
+# A stage depends on this folder; an archive without empty folders lacks it.
+mkdir -p data/accepted
+
 # MLflow's tables are created here, once: several first users at the same time would leave the database unusable.
 if [ "$changed" = yes ] || [ ! -s mlruns/mlflow.db ]; then
     python -m tasks.tracking --prepare

@@ -22,8 +22,9 @@ def main() -> None:
     parser.add_argument("--virtual", type=Path, required=True, help="folder of the virtual data")
     parser.add_argument("--pseudo", type=Path, required=True, help="folder of the pseudo data")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="parameters other than params.yaml")
     arguments = parser.parse_args()
-    config = read_config()
+    config = read_config(arguments.params)
     import dataclasses
 
     from fedcore import discovery, models
@@ -36,7 +37,7 @@ def main() -> None:
     try:
         built = build_all(config)
     except ConfigError as error:
-        raise ParametersError(explain(error.problems)) from None
+        raise ParametersError(explain(error.problems, arguments.params)) from None
     data, table = dataset.load(arguments.dataset), partitions.load(arguments.partition)
     federation = Federation(data, table)
     folders = {"virtual": arguments.virtual, "pseudo": arguments.pseudo}

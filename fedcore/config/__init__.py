@@ -49,6 +49,7 @@ from fedcore.config.model import (
     SoftmaxRegression,
     Vgg11,
 )
+from fedcore.config.nightly import Drift, Incoming, Notify
 from fedcore.config.partition import (
     DirClientPartition,
     DirichletPartition,
@@ -100,6 +101,7 @@ __all__ = [
     "DirClientPartition",
     "DirichletPartition",
     "DominantPartition",
+    "Drift",
     "EmnistData",
     "FastText",
     "FemnistData",
@@ -112,6 +114,7 @@ __all__ = [
     "ImageFolderData",
     "ImagenetData",
     "ImagesVirtual",
+    "Incoming",
     "KClassesPartition",
     "LeNet",
     "LgShardsPartition",
@@ -124,6 +127,7 @@ __all__ = [
     "NaturalPartition",
     "NoiseVirtual",
     "Normalise",
+    "Notify",
     "NpzData",
     "ParquetData",
     "Partition",
@@ -167,6 +171,9 @@ class Config(Section):
     methods: Annotated[dict[Label, MethodBlock], Field(min_length=1)]
     compare: Compare
     gate: Gate = Gate()
+    incoming: Incoming | None = None
+    drift: Drift = Drift()
+    notify: Notify = Notify()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -205,6 +212,15 @@ class Config(Section):
             )
         if self.train.augment.is_on and not self.dataset.is_image:
             raise ValueError(f"train.augment is for images; '{self.dataset.name}' has {self.dataset.kind}. Valid: {{}}")
+        if self.incoming is not None and self.dataset.kind not in ("images", "feature vectors"):
+            raise ValueError(
+                f"incoming takes images and feature vectors; '{self.dataset.name}' has {self.dataset.kind}. Valid: null"
+            )
+        if self.incoming is not None and not isinstance(self.partition, StablePartition):
+            raise ValueError(
+                f"incoming needs partition.scheme 'stable': '{self.partition.scheme}' deals all examples anew when some"
+                " arrive, and what was tested yesterday would be trained on"
+            )
         if self.model.needs_images and not self.dataset.is_image:
             raise ValueError(
                 f"model.name '{self.model.name}' needs images; '{self.dataset.name}' has {self.dataset.kind}."

@@ -159,3 +159,24 @@ def test_a_mistake_is_one_line_with_the_key(dataset: dict[str, Any], message: st
         check(dataset)
     assert len(caught.value.problems) == 1
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "partition", "message"),
+    [
+        (
+            {"name": "digits"},
+            {"scheme": "iid"},
+            r"incoming needs partition\.scheme 'stable': 'iid' deals all examples anew",
+        ),
+        ({"name": "har"}, {"scheme": "stable"}, "incoming takes images and feature vectors; 'har' has signals"),
+    ],
+)
+def test_data_that_grow_need_a_partition_that_keeps_its_past(
+    dataset: dict[str, Any], partition: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check(
+            dataset, partition=partition, incoming={}, model={"name": "har_cnn" if dataset["name"] == "har" else "mlp"}
+        )
+    assert check({"name": "digits"}, partition={"scheme": "stable", "clients": 5}, incoming={}).incoming is not None

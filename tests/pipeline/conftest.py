@@ -102,6 +102,7 @@ def copy_project(target: Path) -> Project:
     for name in ("dvc.yaml", "pyproject.toml"):
         shutil.copy(ROOT / name, target / name)
     (target / ".dvc").mkdir()
+    (target / "data" / "accepted").mkdir(parents=True)
     (target / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
     made = Project(target)
     made.write()

@@ -73,6 +73,21 @@ def read(config: CsvData | TableData, path: Path | None = None) -> Dataset:
     )
 
 
+def feature_names(config: CsvData | TableData) -> list[str]:
+    """Return the columns that are features, in their order; as ``features`` says, or as the first file has them.
+
+    Raises
+    ------
+    ConfigError, ValueError
+        As `read` does.
+    """
+    if config.features is not None:
+        return list(config.features)
+    file, kinds = own_files(config)[0], Kinds()
+    _roles(file, config, kinds)
+    return _numeric(file, config, kinds)
+
+
 def _special(config: CsvData | TableData) -> list[str]:
     """Return the columns that are no features."""
     return [config.label, *([] if config.client is None else [config.client]), *config.protected]

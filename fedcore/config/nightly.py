@@ -1,0 +1,43 @@
+"""The sections of the nightly run: ``incoming`` data, their ``drift``, and whom to ``notify``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedcore.config.sections import Count, NonNegative, Positive, Section
+
+# The name of an environment variable or of a Prefect Secret block, never the secret itself.
+SecretName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+
+
+class Incoming(Section):
+    """Where new examples arrive, and what becomes of them."""
+
+    folder: str = "data/incoming"  # files of the data set's own kind are put here, by whoever has them
+    archive: str = "data/archive"  # an accepted file is moved here, as it came
+    rejected: str = "data/rejected"  # a file that is wrong is set aside here, with a line that says why
+    duplicates: Literal["leave_out", "keep"] = "leave_out"  # examples that are there already
+    quiet_seconds: NonNegative = 60.0  # a file that changed later than this may still be being written: it waits
+    # A folder that is tracked with `dvc add` and grows elsewhere: it is pulled, and what is new in it taken in.
+    pull: str | None = None
+
+
+class Drift(Section):
+    """When new examples count as different from those that the champion was trained on."""
+
+    label_distance: Annotated[float, Field(ge=0, le=1)] = 0.2  # total variation between the shares of the classes
+    stability_index: Positive = 0.25  # population stability index of a feature over its bins
+    p_value: Annotated[float, Field(gt=0, lt=1)] = 0.01  # of a chi-squared test, divided by the number of tests
+    min_examples: Count = 20  # a client with fewer new examples is not judged by itself
+    bins: Annotated[int, Field(ge=2, le=100)] = 10  # per feature, equally full on the champion's data
+    on_drift: Literal["warn", "stop"] = "warn"  # stop: train nothing that night
+
+
+class Notify(Section):
+    """Who hears of a night; the log and the report always do."""
+
+    when: Literal["always", "problems"] = "problems"
+    webhook: SecretName | None = None  # names where the URL is that gets the night as JSON
+    email: SecretName | None = None  # names where smtp://user:password@host:port?from=a@x&to=b@x is

@@ -1,0 +1,46 @@
+"""Six nights in fast-forward, as `make night` plays them: promoted, kept, crashed, killed, and told of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments import night as player
+from tasks.files import read_json
+
+
+@pytest.mark.slow
+def test_six_nights(tmp_path: Path) -> None:
+    lines: list[str] = []
+    stage = player.Stage(tmp_path / "project", lines.append)
+    first, ordinary, shuffled, crashed, killed, after = player.play(stage)
+    assert (first["status"], first["errors"]) == ("unchanged", [])
+
+    # (a) More data of the same kind: a better model.
+    assert (ordinary["status"], ordinary["errors"], ordinary["intake"]["rows"]) == ("promoted", [], 350)
+    # (b) Shuffled labels: kept, with the reason, and the drift is seen.
+    assert shuffled["status"] == "kept"
+    assert not any(outcome["promoted"] for outcome in shuffled["promotion"])
+    assert all(outcome["decision"]["reasons"] for outcome in shuffled["promotion"] if outcome["challenger"])
+    # (c) One method crashes and the trainer of another is killed: that one goes on, nothing is promoted.
+    assert crashed["status"] == "failed"
+    assert {run: state == "done" for run, state in crashed["training"].items()} == {
+        "fedavg-0": True,
+        "fedprox-0": True,
+        "faulty-0": False,
+    }
+    assert crashed["promotion"] is None
+    assert any("Retrying" in line or "AwaitingRetry" in line for line in lines), "the trainer was not killed in time"
+    # (d) The whole run is killed: the next night tells of it, and does its own work.
+    assert killed["status"] == "failed"
+    assert "was cut off in the stage 'train'" in killed["message"]
+    assert after["errors"] == []
+    assert after["warnings"][0].startswith("night d-killed did not come to its end")
+
+    # What was tested on one night was never trained on another: splits are of the example alone.
+    ledger = read_json(stage.folder / "data" / "accepted" / "npz" / "ledger.json")
+    assert [batch["file"] for batch in ledger["batches"]] == ["ordinary.npz", "shuffled.npz", "later.npz", "last.npz"]
+    assert [bool(batch["withdrawn"]) for batch in ledger["batches"]] == [False, True, False, False]
+    for name in ("first", "a-ordinary", "b-shuffled", "c-crash", "d-killed", "e-after"):
+        assert (stage.folder / "reports" / "nightly" / f"{name}.md").is_file()
