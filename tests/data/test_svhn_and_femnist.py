@@ -63,7 +63,9 @@ def test_a_missing_or_damaged_svhn_file_is_named(tmp_path: Path) -> None:
         svhn(tmp_path)
     write_svhn(tmp_path, "test")
     whole = path.read_bytes()
-    for content in (b"", b"<html>", whole[:500]):
+    changed = bytearray(whole)
+    changed[len(whole) // 2] ^= 1
+    for content in (b"", b"<html>", whole[:500], bytes(changed)):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"train_32x32\.mat: damaged or not a MATLAB 5 file") as caught:
             svhn(tmp_path)
