@@ -1,6 +1,6 @@
 # Every target is one or two plain commands; README lists them for machines without make.
 .DEFAULT_GOAL := help
-.PHONY: help setup repro experiment test test-slow test-services test-method check format serve stop status backup restore flow night ui publish report dag clean
+.PHONY: help setup repro experiment test test-slow test-services test-method check format serve stop status backup restore flow night ui publish report bench bench-parts dag clean
 
 RUN := . ./env.sh &&
 UI_PORT ?= 5000
@@ -78,6 +78,12 @@ report: setup ## bring the report up to date (and what it needs)
 
 dag: setup ## print the pipeline as a Mermaid graph
 	@$(RUN) dvc dag --mermaid
+
+bench: setup ## time rounds against the reference loop: make bench ARGS="--workloads w2 --rounds 5"
+	@$(RUN) python -m benchmarks.compare $(ARGS)
+
+bench-parts: setup ## time the engine's parts one by one
+	@$(RUN) python -m pytest benchmarks/parts -q $(ARGS)
 
 clean: ## remove caches of tools; data, runs, reports and tracking stay
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis dvc_plots build *.egg-info

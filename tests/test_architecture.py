@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("fedcore", "tasks", "flows")
+PACKAGES = ("fedcore", "tasks", "flows", "benchmarks")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 FEDCORE = [path for path in FILES if path.is_relative_to(ROOT / "fedcore")]
 HOOKS = [path for path in FEDCORE if path.parent.name in ("methods", "addons")]
@@ -123,6 +123,13 @@ def test_inside_the_engine_imports_point_down(path: Path) -> None:
 def test_tasks_do_not_know_flows() -> None:
     for path in (ROOT / "tasks").rglob("*.py"):
         assert not [name for name in imports(path) if top(name) in ("flows", "prefect", "dvc")], shown(path)
+
+
+def test_benchmarks_know_the_engine_alone() -> None:
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        if path.stem == "overheads":  # measures the pipeline around the engine
+            continue
+        assert not [name for name in imports(path) if top(name) in ("tasks", "flows")], shown(path)
 
 
 def test_flows_hold_no_maths() -> None:
