@@ -41,8 +41,8 @@ def main() -> None:
     arguments = _parser().parse_args()
     one_thread()
     device = resolve_device(arguments.device)
-    peak = _peak(device)
-    print(_headline(peak, device), flush=True)
+    facts, peak = machine.facts(), _peak(device)
+    print(_headline(facts, peak, device), flush=True)
     results = []
     for name in arguments.workloads:
         workload = build(name, chosen_sources(arguments), arguments.scale)
@@ -51,13 +51,12 @@ def main() -> None:
             print(report(result), flush=True)
             results.append(result)
     if arguments.json:
-        write_json(arguments.json, {"machine": machine.facts(), "peak_gflops": peak, "results": results})
+        write_json(arguments.json, {"machine": facts, "peak_gflops": peak, "results": results})
 
 
 def measure(workload: Workload, arguments: argparse.Namespace, executor: str, peak: dict[str, float]) -> dict[str, Any]:
     """Return what one workload takes under one executor."""
     own = {"executor": executor, "workers": arguments.workers, **settings(arguments.set)}
-    # Two rounds more than are timed would change nothing; one more is the warm-up.
     train = make_train(workload, **{**own, "rounds": arguments.rounds + 1, "device": arguments.device})
     method = dict(workload.method)
     training = make_training(workload, composition(method), train, arguments.seed)
@@ -115,8 +114,7 @@ def _peak(device: torch.device) -> dict[str, float]:
     return {"gpu": machine.gpu_peak_gflops()} if device.type == "cuda" else peak
 
 
-def _headline(peak: dict[str, float], device: torch.device) -> str:
-    facts = machine.facts()
+def _headline(facts: dict[str, Any], peak: dict[str, float], device: torch.device) -> str:
     products = ", ".join(f"{value:,.0f} ({name})" for name, value in peak.items())
     where = facts.get("gpu") if device.type == "cuda" else f"{facts['processor']}, {facts['cores']} cores"
     return f"{where}; torch {facts['torch']}; torch.mm {products} GFLOP/s; load {machine.load_average():.1f}"

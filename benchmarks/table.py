@@ -115,6 +115,7 @@ def methods_table(files: Sequence[tuple[Path, dict[str, Any]]]) -> str:
                 row["reason"]
                 if row.get("reason")
                 else f"{row['cost']:.2f}x FedAvg, {row['speed_up']:.2f}x, keeps {100 * row['kept']:.0f} %"
+                f" ({100 * row['kept_cpu']:.0f} %)"
             )
     return _table(
         ["method", *names], [[f"`{m}`", *(cells.get(name, "") for name in names)] for m, cells in found.items()]
