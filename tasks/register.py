@@ -269,19 +269,21 @@ def _copy_run(run_folder: Path, target: Path) -> str:
 def signature(view: str) -> ModelSignature:
     """Return the columns a model takes and gives."""
     from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, DataType, Schema
-    from mlflow.types.schema import Array
+    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+    from mlflow.types.schema import AnyType, Array
 
     inputs = [ColSpec(Array(DataType.double), "features")]
     outputs = [
         ColSpec(DataType.long, "label"),
+        ColSpec(DataType.string, "class_name"),
         ColSpec(DataType.double, "probability"),
         ColSpec(Array(DataType.double), "probabilities"),
     ]
     if view == "personal":
-        inputs.insert(0, ColSpec(DataType.long, "client_id"))
+        # Not a whole number: MLflow would cut 3.5 to 3, another client's model; the model checks it itself.
+        inputs.insert(0, ColSpec(AnyType(), "client_id"))
         outputs.append(ColSpec(DataType.boolean, "known_client"))
-    return ModelSignature(Schema(inputs), Schema(outputs))
+    return ModelSignature(Schema(inputs), Schema(outputs), ParamSchema([ParamSpec("logits", DataType.boolean, False)]))
 
 
 def input_example(dataset: Path, view: str, client: int) -> pd.DataFrame:

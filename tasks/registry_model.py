@@ -7,12 +7,37 @@ every row by ``client_id``; the ``global`` model treats all rows alike.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from mlflow.exceptions import MlflowException
 from mlflow.models import set_model
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from mlflow.pyfunc import PythonModel, PythonModelContext
+
+if TYPE_CHECKING:
+    from fedcore.engine.serving import Answers
+
+
+class InputError(MlflowException):
+    """A mistake in what was sent, in one line: a scoring server answers 400 with it.
+
+    The server puts the whole table before the message of an error; this one keeps its own.
+    """
+
+    def __init__(self, message: str):
+        self._message = message
+        super().__init__(message, error_code=INVALID_PARAMETER_VALUE)
+
+    @property
+    def message(self) -> str:
+        """What is wrong, and where."""
+        return self._message
+
+    @message.setter
+    def message(self, value: str) -> None:
+        pass
 
 
 class FederatedModel(PythonModel):
@@ -24,62 +49,67 @@ class FederatedModel(PythonModel):
     """
 
     def load_context(self, context: PythonModelContext) -> None:
-        """Read the weights; MLflow calls this once."""
-        from fedcore.engine.export import load_predictor
+        """Open the weights; MLflow calls this once. Personal ones are read when a client's rows come."""
+        from fedcore.engine.serving import load_service
 
-        self._predictor = load_predictor(Path(context.artifacts["run"]))
         fallback = context.artifacts.get("fallback")
-        self._shared = load_predictor(Path(fallback)) if fallback else self._predictor
-        self._is_personal = context.model_config["view"] == "personal"
+        is_personal = context.model_config["view"] == "personal"
+        self._service = load_service(Path(context.artifacts["run"]), fallback and Path(fallback), is_personal)
 
     def predict(
         self, context: PythonModelContext, model_input: pd.DataFrame, params: dict[str, Any] | None = None
     ) -> pd.DataFrame:
-        """Return ``label``, ``probability`` and ``probabilities`` per row, and ``known_client`` if personal.
+        """Return ``label``, ``class_name``, ``probability`` and ``probabilities`` per row.
+
+        Also ``known_client`` if personal, and ``logits`` with the parameter ``logits=True``.
 
         Raises
         ------
-        ValueError
-            When a row's features have the wrong length or are not finite.
+        InputError
+            When a row's features are too few, too many or not finite, or its client is no whole number.
         """
+        service = self._service
         inputs = self._inputs(model_input["features"])
-        logits = np.zeros((len(inputs), self._predictor.num_classes))
-        if not self._is_personal:
-            if len(inputs):
-                logits[:] = self._predictor.logits(inputs, None)
-            return _table(logits)
-        clients = model_input["client_id"].to_numpy(np.int64)
-        known = np.isin(clients, sorted(self._predictor.clients))
-        for client in np.unique(clients[known]):
-            rows = clients == client
-            logits[rows] = self._predictor.logits(inputs[rows], int(client))
-        if not known.all():
-            logits[~known] = self._shared.logits(inputs[~known], None)
-        return _table(logits).assign(known_client=known)
+        answers = service.answer(inputs, _clients(model_input["client_id"]) if service.is_personal else None)
+        return _table(answers, service.class_names, with_logits=bool(params and params.get("logits")))
 
     def _inputs(self, features: pd.Series) -> np.ndarray:
-        shape = self._predictor.input_shape
-        size = int(np.prod(shape))
-        rows = [np.asarray(row, dtype=np.float32).ravel() for row in features]
+        service = self._service
+        rows = [np.asarray(row, dtype=np.float64).ravel() for row in features]
         for number, row in enumerate(rows):
-            if row.size != size:
-                expected = " x ".join(map(str, shape))
-                raise ValueError(f"features of row {number} hold {row.size} values, expected {size} ({expected})")
-            if not np.isfinite(row).all():
-                raise ValueError(f"features of row {number} hold a value that is not finite")
-        return np.stack(rows).reshape(-1, *shape) if rows else np.zeros((0, *shape), np.float32)
+            if row.size != service.num_features:
+                raise InputError(f"row {number}: {row.size} features, expected {service.expected}")
+        stacked = np.stack(rows) if rows else np.zeros((0, service.num_features))
+        try:
+            return service.rows(stacked, lambda row, feature: f"row {row}: feature {feature}")
+        except ValueError as error:
+            raise InputError(str(error)) from None
 
 
-def _table(logits: np.ndarray) -> pd.DataFrame:
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    probabilities = powers / powers.sum(axis=1, keepdims=True)
-    return pd.DataFrame(
-        {
-            "label": probabilities.argmax(axis=1).astype(np.int64),
-            "probability": probabilities.max(axis=1),
-            "probabilities": list(probabilities),
-        }
-    )
+def _clients(values: pd.Series) -> np.ndarray:
+    clients = np.zeros(len(values), np.int64)
+    for row, value in enumerate(values):
+        # A number with a fraction must not be cut to another client's; True is no client 1.
+        is_whole = not isinstance(value, bool | np.bool_) and isinstance(value, int | np.integer | float | np.floating)
+        if not is_whole or value != value or value != np.floor(value) or abs(value) >= 2**63:
+            raise InputError(f"row {row}: client_id is {value!r}, expected a whole number")
+        clients[row] = int(value)
+    return clients
+
+
+def _table(answers: Answers, class_names: tuple[str, ...], with_logits: bool) -> pd.DataFrame:
+    probabilities, labels = answers.probabilities, answers.labels
+    columns: dict[str, Any] = {
+        "label": labels,
+        "class_name": [class_names[label] for label in labels],
+        "probability": probabilities.max(axis=1),
+        "probabilities": list(probabilities),
+    }
+    if with_logits:
+        columns["logits"] = list(answers.logits)
+    if answers.known is not None:
+        columns["known_client"] = answers.known
+    return pd.DataFrame(columns)
 
 
 set_model(FederatedModel())

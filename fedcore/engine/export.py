@@ -11,16 +11,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedcore import models
 from fedcore.compose import Composition, build
 from fedcore.config import MethodBlock
 from fedcore.config import Model as ModelConfig
 from fedcore.engine.local import Examples
+from fedcore.engine.personal_file import PersonalFile
 from fedcore.engine.rounds import Training
-from fedcore.methods.base import Method, named
+from fedcore.methods.base import Method
 from fedcore.models.net import Net
 from fedcore.trees import stack
 from fedcore.types import Params
@@ -62,8 +64,33 @@ def personal_bytes(training: Training) -> bytes:
     return _save(leaves)
 
 
+class Classifier(nn.Module):
+    """One model with fixed weights: raw inputs [n, *input_shape] -> logits [n, Y].
+
+    A module so that it can be traced into other formats; normalisation and what add-ons change are part of it.
+    """
+
+    def __init__(self, composition: Composition, net: Net, leaves: Params, examples: Examples, num_classes: int):
+        super().__init__()
+        self._composition, self._net, self._examples = composition, net, examples
+        self._num_classes = num_classes
+        # Torch allows no dots in the names of a module's tensors.
+        self._names = {name.replace(".", "__"): name for name in leaves}
+        for plain, name in self._names.items():
+            self.register_buffer(plain, leaves[name])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return logits of raw inputs."""
+        leaves = {name: getattr(self, plain) for plain, name in self._names.items()}
+        buffers = {n: leaves.pop(n) for n in self._net.initial_buffers}
+        x = self._examples.normalise(inputs)
+        output = self._composition.forward(self._net.bind(buffers, training=False), leaves, x)
+        # Outputs beyond the task's classes serve training only.
+        return output.logits[:, : self._num_classes]
+
+
 class Predictor:
-    """The models of one run: the server's, and each client's own.
+    """The models of one run: the server's, and each client's own, which is read when it is asked for.
 
     Attributes
     ----------
@@ -76,7 +103,7 @@ class Predictor:
         Clients that have a model of their own.
     """
 
-    def __init__(self, config: Mapping[str, Any], model: Params, personal: Mapping[str, Tensor]):
+    def __init__(self, config: Mapping[str, Any], model: Params, personal: PersonalFile):
         facts = config["input"]
         self.input_shape = tuple(facts["shape"])
         self.class_names = tuple(facts["class_names"])
@@ -88,10 +115,8 @@ class Predictor:
             model_config, self.input_shape, self._composition.num_outputs(self.num_classes), 0
         )
         self._model = model
-        self._rows = {int(c): i for i, c in enumerate(personal["clients"])}
-        self._own = named(personal, "own/")
-        self._shared = named(personal, "shared/")
-        self.clients = frozenset(self._rows)
+        self._personal = personal
+        self.clients = personal.clients
         self.num_tokens: int | None = facts.get("num_tokens")
         nothing = np.empty((0, *self.input_shape), np.float32 if self.num_tokens is None else np.int32)
         self._examples = Examples(nothing, np.empty(0, np.int64), facts["offset"], facts["scale"], torch.device("cpu"))
@@ -117,15 +142,14 @@ class Predictor:
             wrong = (inputs != np.floor(inputs)) | (inputs < 0) | (inputs >= self.num_tokens)
             if wrong.any():
                 raise ValueError(f"inputs must be token ids 0..{self.num_tokens - 1}, got {inputs[wrong][0]}")
-        leaves = dict(self._model)
-        if client is not None and client in self._rows:
-            leaves = {**self._shared, **{n: p[self._rows[client]] for n, p in self._own.items()}}
-        buffers = {n: leaves.pop(n) for n in self._net.initial_buffers}
-        x = self._examples.normalise(torch.from_numpy(np.ascontiguousarray(inputs)))
-        output = self._composition.forward(self._net.bind(buffers, training=False), leaves, x)
-        # Outputs beyond the task's classes serve training only.
-        logits: NDArray[np.float32] = output.logits[:, : self.num_classes].numpy()
+        logits: NDArray[np.float32] = self.classifier(client)(torch.from_numpy(np.ascontiguousarray(inputs))).numpy()
         return logits
+
+    def classifier(self, client: int | None = None) -> Classifier:
+        """Return a client's model, or the server's, as a function of raw inputs; see `logits`."""
+        known = client is not None and client in self.clients
+        leaves = self._personal.leaves(client) if known and client is not None else dict(self._model)
+        return Classifier(self._composition, self._net, leaves, self._examples, self.num_classes)
 
 
 def load_predictor(folder: Path) -> Predictor:
@@ -138,8 +162,9 @@ def load_predictor(folder: Path) -> Predictor:
     """
     try:
         config = json.loads((folder / "config.json").read_text())
-        return Predictor(config, load_file(folder / "model.safetensors"), load_file(folder / "personal.safetensors"))
-    except (OSError, json.JSONDecodeError, KeyError) as error:
+        personal = PersonalFile(folder / "personal.safetensors")
+        return Predictor(config, load_file(folder / "model.safetensors"), personal)
+    except (OSError, json.JSONDecodeError, KeyError, SafetensorError) as error:
         raise ValueError(f"{folder}: not a complete run folder ({error})") from None
 
 

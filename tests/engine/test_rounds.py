@@ -5,9 +5,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load
 
-from fedcore.engine.export import Predictor, model_bytes, personal_bytes
+from fedcore.engine.export import load_predictor, model_bytes, personal_bytes
 from fedcore.engine.summary import summarise
 from fedcore.trees import flatten
 from tests import toys
@@ -134,7 +133,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("case", METHODS)
-def test_exported_models_are_those_of_the_selected_round(case):
+def test_exported_models_are_those_of_the_selected_round(case, tmp_path):
     """The files' validation accuracy, computed from raw rows, is the one the round was selected by."""
     name, add = METHODS[case]
     work = toys.training(toys.composition(name, add=add), rounds=6, lr=0.3)
@@ -148,7 +147,10 @@ def test_exported_models_are_those_of_the_selected_round(case):
         "model": {"name": "mlp", "hidden": [16, 6]},
         "input": {"shape": [5], "class_names": list(data.class_names), "offset": [0.0], "scale": [1.0]},
     }
-    predictor = Predictor(json.loads(json.dumps(config)), load(model_bytes(work)), load(personal_bytes(work)))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes(model_bytes(work))
+    (tmp_path / "personal.safetensors").write_bytes(personal_bytes(work))
+    predictor = load_predictor(tmp_path)
     assert predictor.clients == (frozenset() if case == "fedavg" else frozenset(range(5)))
 
     def accuracy(client_of):

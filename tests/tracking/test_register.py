@@ -96,12 +96,13 @@ def test_both_models_predict_by_alias_in_a_fresh_process_elsewhere(
 
     general = load_file(shared / "model.safetensors")
     assert np.allclose(answers["global"]["probabilities"], [probabilities(general, x) for x in inputs], atol=1e-5)
-    assert sorted(answers["global"]) == ["label", "probabilities", "probability"]
+    assert sorted(answers["global"]) == ["class_name", "label", "probabilities", "probability"]
+    assert personal["class_name"] == [str(label) for label in personal["label"]]
 
     assert "client_id" in answers["no client"]
     assert answers["no client"].startswith("MlflowException")
-    assert answers["short"] == "ValueError: features of row 0 hold 2 values, expected 4 (1 x 2 x 2)"
-    assert answers["nan"] == "ValueError: features of row 0 hold a value that is not finite"
+    assert answers["short"] == "InputError: row 0: 2 features, expected 4 (1 x 2 x 2)"
+    assert answers["nan"] == "InputError: row 0: feature 3 is nan, expected a finite number"
     assert answers["code"].startswith(str(project.root / "mlruns" / "artifacts"))
 
 

@@ -138,7 +138,9 @@ def whole_numbers_or_strings(column: Column) -> Values:
         found = values.to_numpy()
         if np.isnan(found).any():
             raise _absent(column, int(np.isnan(found).argmax()))
-        raise ValueError(f"{column.where} must hold whole numbers or strings, got {kind} ({found[0]} in row 0)")
+        raise ValueError(
+            f"{column.where} must hold whole numbers or strings, got {kind} ({found[0]} in row {column.first_row})"
+        )
     raise ValueError(f"{column.where} must hold whole numbers or strings, got {kind}")
 
 
@@ -149,11 +151,14 @@ def _from_texts(column: Column, texts: list[str]) -> Values:
         pass
     for row, text in enumerate(texts):
         if _is_number(text) and not text.lstrip("+-").isdecimal():
-            raise ValueError(f"{column.where} holds {text} in row {row}, expected a whole number or a name")
+            raise ValueError(
+                f"{column.where} holds {text} in row {column.first_row + row}, expected a whole number or a name"
+            )
     return Values(column.path, column.name, texts)
 
 
 def _absent(column: Column, row: int) -> ValueError:
+    row += column.first_row
     return ValueError(f"{column.where} has no value in row {row}, expected a whole number or a string")
 
 
