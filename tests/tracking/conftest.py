@@ -190,6 +190,33 @@ def project(root: Path) -> Project:
     return Project(root)
 
 
+@pytest.fixture(scope="session")
+def _registry(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    from tasks.register import register
+
+    root = tmp_path_factory.mktemp("registry")
+    (root / "mlruns").mkdir()
+    shutil.copy(prepared, root / "mlruns" / "mlflow.db")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        made = Project(root)
+        made.add("fedavg", 0, val=(0.25, 0.5, 0.375))
+        made.add("local", 0, val=(0.5, 0.75, 0.625))
+        register(root, root / "runs", made.comparison(), made.dataset)
+    return made
+
+
+@pytest.fixture
+def registry(_registry: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A project with a global model from `fedavg` and a personal one from `local` for the clients 3 and 7.
+
+    Several tests share it: they look, and write into the current folder, which is one of their own.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{_registry.root}/mlruns/mlflow.db")
+    return _registry
+
+
 @pytest.fixture
 def curve(client: Any) -> Callable[[str, str], list[tuple[int, float]]]:
     """Return (step, value) of every point of a metric, in order of step."""
