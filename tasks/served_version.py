@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedcore.engine.serving import Service
 
 ALIAS = "champion"
+KINDS = ("global", "personal")
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,16 @@ class ServedVersion:
         )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--model`` and ``--version`` to a command line."""
+def add_arguments(parser: argparse.ArgumentParser, kind: str = "personal") -> None:
+    """Add ``--model``, ``--kind`` and ``--version`` to a command line; `kind` is the view asked by default."""
     parser.add_argument(
-        "--model",
-        default="",
-        help="registered model, <name> or <name>@<alias>; default: <experiment>-personal@champion, as params.yaml says",
+        "--model", default="", help="registered model, <name> or <name>@<alias>; default: <experiment>-<kind>@champion"
+    )
+    parser.add_argument(
+        "--kind", default="", help=f"{' or '.join(KINDS)}, of the experiment in params.yaml; default: {kind}"
     )
     parser.add_argument("--version", default="", help="version number, instead of the alias")
+    parser.set_defaults(usual_kind=kind)
 
 
 @contextmanager
@@ -69,7 +72,9 @@ def opened_version(root: Path, arguments: argparse.Namespace) -> Iterator[Served
     ValueError
         One line: there is no such model, version or alias, or its files are gone.
     """
-    model = arguments.model or f"{read_config(root / 'params.yaml').experiment}-personal"
+    model = arguments.model or _usual_model(root, arguments.kind or arguments.usual_kind)
+    if arguments.model and arguments.kind:
+        raise ValueError(f"model '{model}' says which kind, so kind '{arguments.kind}' is one too many")
     with readable_errors():
         client = open_client(root)
         found = _find(client, *_parsed(model, arguments.version))
@@ -80,6 +85,14 @@ def opened_version(root: Path, arguments: argparse.Namespace) -> Iterator[Served
                 f"{found.name} version {found.version}: its files are gone ({source}); run `dvc repro -f register`"
             )
         yield ServedVersion(found.name, int(found.version), folder, dict(found.tags))
+
+
+def _usual_model(root: Path, kind: str) -> str:
+    from fedcore.config import nearest
+
+    if kind not in KINDS:
+        raise ValueError(f"there is no kind '{kind}'{nearest(kind, KINDS)}")
+    return f"{read_config(root / 'params.yaml').experiment}-{kind}"
 
 
 def _parsed(model: str, version: str) -> tuple[str, str | None, int | None]:

@@ -109,6 +109,9 @@ def test_the_experiment_of_the_parameters_is_asked_by_default(registry: Project,
         ["digits-personal version 1 (local) answered", "answers.csv: 1 rows"],
     )
     assert run("rows.csv", "answers.csv", "--version", "1")[0] == 0
+    assert run("rows.csv", "answers.csv", "--kind", "global")[1][0] == "digits-global version 1 (fedavg) answered"
+    expected = "error: there is no kind 'globl'; did you mean 'global'? Valid: global, personal"
+    assert run("rows.csv", "answers.csv", "--kind", "globl") == (1, [], [expected])
 
 
 def test_features_may_be_a_list_named_columns_or_images(registry: Project, run: Run) -> None:
@@ -256,6 +259,10 @@ ARGUMENTS = {
         ("rows.csv", "a.csv", "--model", "digits-personal@champion", "--version", "1"),
         "model 'digits-personal@champion' names an alias, so version '1' is one too many; give one of them",
     ),
+    "model and kind": (
+        ("rows.csv", "a.csv", "--model", "digits-personal", "--kind", "global"),
+        "model 'digits-personal' says which kind, so kind 'global' is one too many",
+    ),
     "few columns": (
         ("rows.csv", "a.csv", "--model", "digits-personal", "--columns", "x0,x1"),
         "2 columns are named, expected 4 (1 x 2 x 2)",
@@ -303,7 +310,7 @@ def test_a_table_without_rows_gets_an_answer_without_rows(registry: Project, run
 
 def test_token_ids_are_checked(registry: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("rows.csv").write_text(GOOD + "3,0,1,2,9\n")
-    with opened_version(Path(), argparse.Namespace(model="digits-personal", version="")) as version:
+    with opened_version(Path(), argparse.Namespace(model="digits-personal", kind="", version="")) as version:
         service = version.service()
     monkeypatch.setattr(service._predictor, "num_tokens", 9)
     with pytest.raises(ValueError, match=r"rows\.csv: column 'x3' in row 1 is 9\.0, expected a token id 0\.\.8$"):
