@@ -51,7 +51,7 @@ def make_training(workload: Workload, composed: Composition, train: Train, seed:
     net = models.build(workload.model_config, data.input_shape, outputs, seed).to(device)
     check_training(workload.name, composed, net, train, federation, frozenset({"virtual", "pseudo"}))
     examples = Examples(federation.inputs(), data.labels, data.offset, data.scale, device, protected=data.protected)
-    executor = TimedExecutor(make_executor(composed, net, train, examples))
+    executor = TimedExecutor(make_executor(composed, net, train, examples, federation))
     held = _resources(workload, composed.needs, device)
     return Training(composed, net, federation, train, seed, executor, examples, held)
 

@@ -23,7 +23,7 @@ def test_w1_is_9000_examples_in_908_steps(whole: dict[str, Workload]) -> None:
     assert (work.steps, work.longest, work.examples, work.tested) == (908, 137, 8_993, 3_007)
     sizes = whole["w1"].federation.num_examples
     assert (sizes.min(), sizes.max()) == (58, 1363)
-    assert work.train_gflop == pytest.approx(221.9, abs=0.05)
+    assert work.train_gflop == pytest.approx(221.9, abs=0.1)
     assert work.evaluate_gflop == pytest.approx(25.7, abs=0.05)
 
 
