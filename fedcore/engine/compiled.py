@@ -9,13 +9,12 @@ from __future__ import annotations
 import operator
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from fedcore.trees import Tree
 
@@ -55,12 +54,12 @@ class Loop:
 
     def __init__(self, function: Callable[..., list[Tensor]], constants: list[Tensor]):
         self._function = function
-        self._constants = [_whole(tensor) for tensor in constants]
+        self._constants = constants
 
     def __call__(self, carry: list[Tensor], batches: list[Tensor]) -> tuple[list[Tensor], Tensor]:
-        """Return the carry's leaves and the sum of the losses after the steps on these batches."""
+        """Return the carry's tensors and the sum of the losses after the steps on these batches; see `flat`."""
         with torch.no_grad():
-            *new, loss = self._function(*map(_whole, carry), *map(_whole, batches), *self._constants)
+            *new, loss = self._function(*carry, *batches, *self._constants)
         return new, loss
 
 
@@ -92,20 +91,16 @@ class Compiler:
         view : tree
             Arguments that stay as they are over calls: tensors, and plain values that are built in.
         """
-        leaves, spec = pytree.tree_flatten((carry, batches, view))
-        leaves = [_whole(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        plain = tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        tensors, plain = flat((carry, batches, view))
         shapes = tuple((t.shape, t.stride(), t.dtype) for t in tensors)
-        structure = (key, spec, plain, shapes)
-        num_calls = len(pytree.tree_leaves((carry, batches)))
+        num_calls = len(flat((carry, batches))[0])
         with self._lock:
-            entry = self._by_structure.setdefault(structure, _Rounds())
-            function = self._function(entry, name, steps, round, leaves, spec)
+            entry = self._by_structure.setdefault((key, tuple(plain), shapes), _Rounds())
+            function = self._function(entry, name, steps, round, (carry, batches, view), tensors)
         return None if function is None else Loop(function, tensors[num_calls:])
 
     def _function(
-        self, entry: _Rounds, name: str, steps: Steps, round: int, leaves: list[Any], spec: Any
+        self, entry: _Rounds, name: str, steps: Steps, round: int, arguments: Any, tensors: list[Tensor]
     ) -> Callable[..., list[Tensor]] | None:
         for observed, function in entry.functions:
             if observed.looks_like(round):
@@ -117,7 +112,7 @@ class Compiler:
             return None
         observed = Observed(round)
         try:
-            function = _compiled(steps, observed, leaves, spec)
+            function = _compiled(steps, observed, arguments, tensors)
         except Exception as error:  # whatever a method's own code makes of being traced
             self.reasons[name] = f"{type(error).__name__}: {(str(error).splitlines() or ['without a reason'])[0]}"
             entry.gave_up = True
@@ -126,28 +121,61 @@ class Compiler:
         return function
 
 
-def _compiled(steps: Steps, round: Observed, leaves: list[Any], spec: Any) -> Callable[..., list[Tensor]]:
+def _compiled(steps: Steps, round: Observed, arguments: Any, tensors: list[Tensor]) -> Callable[..., list[Tensor]]:
     from torch._inductor import compile as inductor
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    def function(*tensors: Tensor) -> list[Tensor]:
-        given = iter(tensors)
-        filled = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        carry, batches, view = pytree.tree_unflatten(filled, spec)
+    def function(*given: Tensor) -> list[Tensor]:
+        carry, batches, view = filled(arguments, iter(given))
         new, loss = steps(carry, batches, view, round)
         # Kept as it came in, so that the next call finds what this one was compiled for.
-        ordered = pytree.tree_map(lambda before, after: _like(after, before), carry, in_order(new, carry))
-        return [*pytree.tree_leaves(ordered), loss]
+        after = flat(in_order(new, carry))[0]
+        return [*map(_like, after, flat(carry)[0]), loss]
 
     # A tracer tells arguments apart by identity, and a client's parameters are also its anchor.
-    tensors = [leaf.clone() for leaf in leaves if isinstance(leaf, Tensor)]
-    graph = make_fx(function, tracing_mode="fake")(*tensors)
+    examples = [tensor.clone() for tensor in tensors]
+    graph = make_fx(function, tracing_mode="fake")(*examples)
     # With the wrapper in C++ a call releases the interpreter's lock, so that clients run in threads side by side.
     options = {"cpp_wrapper": True, "cpp.threads": 1, "compile_threads": 1, "fx_graph_cache": False}
-    compiled: Callable[..., list[Tensor]] = inductor(graph, [*tensors], options=options)
+    compiled: Callable[..., list[Tensor]] = inductor(graph, [*examples], options=options)
     with torch.no_grad():
-        compiled(*tensors)
+        compiled(*examples)
     return compiled
+
+
+def flat(tree: Any) -> tuple[list[Tensor], list[Any]]:
+    """Return the tensors of a tree of mappings and tuples, and what else there is: keys, types, plain values."""
+    tensors: list[Tensor] = []
+    plain: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, Tensor):
+            tensors.append(_whole(node))
+        elif isinstance(node, dict):
+            plain.append(tuple(node))
+            for value in node.values():
+                visit(value)
+        elif isinstance(node, tuple):
+            plain.append(type(node))
+            for value in node:
+                visit(value)
+        else:
+            plain.append(node)
+
+    visit(tree)
+    return tensors, plain
+
+
+def filled(tree: Any, tensors: Iterator[Tensor]) -> Any:
+    """Return a tree with other tensors, in the order of `flat`."""
+    if isinstance(tree, Tensor):
+        return next(tensors)
+    if isinstance(tree, dict):
+        return {name: filled(value, tensors) for name, value in tree.items()}
+    if isinstance(tree, tuple):
+        values = [filled(value, tensors) for value in tree]
+        return type(tree)(*values) if hasattr(tree, "_fields") else tuple(values)
+    return tree
 
 
 def in_order(tree: Any, like: Any) -> Any:

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from fedcore.engine.compiled import Compiler, unrolled
+from fedcore.engine.compiled import Compiler, filled, flat, unrolled
 from fedcore.engine.gradients import by_autograd, by_transform
 from fedcore.engine.local import (
     Assignment,
@@ -138,15 +137,19 @@ class SerialExecutor:
             if total - taken < size:
                 continue
             name, key = f"steps of phase '{view.phase}'", (learning, size)
-            loop = compiler.loop(name, key, steps, view.round, carry, batches.several(taken, size), constant)
+            chunk = batches.several(taken, size)
+            loop = compiler.loop(name, key, steps, view.round, carry, chunk, constant)
             if loop is None:
                 break
-            leaves, structure = pytree.tree_flatten(carry)
-            while total - taken >= size:
-                leaves, losses = loop(leaves, pytree.tree_leaves(batches.several(taken, size)))
+            leaves = flat(carry)[0]
+            while True:
+                leaves, losses = loop(leaves, flat(chunk)[0])
                 loss = loss + losses
                 taken += size
-            carry = pytree.tree_unflatten(leaves, structure)
+                if total - taken < size:
+                    break
+                chunk = batches.several(taken, size)
+            carry = filled(carry, iter(leaves))
         return carry, loss, taken
 
 
@@ -172,7 +175,8 @@ class _Batches:
 
     def _take(self, positions: Tensor, mask: Tensor, steps: int | slice) -> Batch:
         rows, drawn = self.rows, {name: d[steps] for name, d in self.draws.items()}
-        return Batch(rows.x[positions], rows.y[positions], mask, drawn, protected=rows.protected[positions])
+        protected = rows.protected[positions] if rows.protected.shape[1] else mask.new_empty((*mask.shape, 0))
+        return Batch(rows.x[positions], rows.y[positions], mask, drawn, protected=protected)
 
 
 @contextmanager

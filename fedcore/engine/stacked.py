@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils import _pytree as pytree
 
-from fedcore.engine.compiled import Compiler, Loop, unrolled
+from fedcore.engine.compiled import Compiler, Loop, filled, flat, unrolled
 from fedcore.engine.gradients import by_transform
 from fedcore.engine.local import (
     Assignment,
@@ -131,11 +130,11 @@ class StackedExecutor:
                 carry, losses = steps(carry, batches.several(k, 1, ragged=k >= batches.shortest), (own, common), round)
                 loss = loss + losses
             return carry, loss
-        leaves, structure = pytree.tree_flatten(carry)
+        leaves = flat(carry)[0]
         for k in range(0, batches.longest, size):
-            leaves, losses = loop(leaves, pytree.tree_leaves(batches.several(k, size, ragged=True)))
+            leaves, losses = loop(leaves, flat(batches.several(k, size, ragged=True))[0])
             loss = loss + losses
-        return pytree.tree_unflatten(leaves, structure), loss
+        return filled(carry, iter(leaves)), loss
 
     def _loop(
         self,
