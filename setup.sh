@@ -70,8 +70,9 @@ elif grep -qs 'no_scm' .dvc/config.local; then
     dvc config --local --unset core.no_scm
 fi
 
-# A stage depends on this folder; an archive without empty folders lacks it.
+# A stage depends on this folder; an archive made without data/ lacks it, and DVC warns when it is empty.
 mkdir -p data/accepted
+[ -e data/accepted/.gitkeep ] || : >data/accepted/.gitkeep
 
 # MLflow's tables are created here, once: several first users at the same time would leave the database unusable.
 if [ "$changed" = yes ] || [ ! -s mlruns/mlflow.db ]; then

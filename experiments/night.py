@@ -35,7 +35,7 @@ PARAMETERS: dict[str, Any] = {
     "virtual": None,
     "pseudo": None,
     "model": {"name": "mlp", "hidden": [32]},
-    "train": {"rounds": 8, "batch_size": 16, "lr": 0.05, "executor": "serial"},
+    "train": {"rounds": 30, "batch_size": 16, "lr": 0.1, "evaluate_every": 10, "executor": "serial"},
     "methods": {"fedavg": {}, "fedprox": {"add": {"prox": {"mu": 0.01}}}},
     "compare": {"seeds": [0], "baseline": "fedavg"},
     "incoming": {"quiet_seconds": 0.0},
@@ -81,6 +81,7 @@ class Stage:
             shutil.copy(ROOT / name, folder / name)
         for name in (".dvc", ".prefect", "data/accepted", "data/incoming", "mlruns"):
             (folder / name).mkdir(parents=True)
+        (folder / "data" / "accepted" / ".gitkeep").touch()
         (folder / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
         self.write()
         self._pixels, self._labels = examples()

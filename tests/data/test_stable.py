@@ -106,6 +106,17 @@ def test_new_clients_get_the_numbers_after_those_that_are_there() -> None:
     assert {client for value, (client, _) in after.items() if value >= 100} == {2, 3}
 
 
+def test_a_client_that_waited_gets_a_number_after_those_that_did_not() -> None:
+    base = night(0, 80, ["bob"])
+    batches = [night(100, 3, ["ann"]), night(200, 80, ["cy"]), night(300, 80, ["ann"])]
+    found = []
+    for count in range(4):
+        data = accumulated.append(base, batches[:count])
+        table = partitions.make(scheme(min_examples=5), data)
+        found.append([int(table.client[data.inputs[:, 0] == first][0]) for first in (0, 100, 200, 300)[: count + 1]])
+    assert found == [[0], [0, UNUSED], [0, UNUSED, 1], [0, 2, 1, 2]]
+
+
 def test_a_client_waits_until_it_has_enough_examples() -> None:
     base = night(0, 80, ["ann"])
     few = accumulated.append(base, [night(100, 4, ["bob"])])

@@ -103,6 +103,7 @@ def copy_project(target: Path) -> Project:
         shutil.copy(ROOT / name, target / name)
     (target / ".dvc").mkdir()
     (target / "data" / "accepted").mkdir(parents=True)
+    (target / "data" / "accepted" / ".gitkeep").touch()
     (target / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
     made = Project(target)
     made.write()
