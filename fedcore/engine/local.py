@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -227,7 +228,7 @@ class Examples:
         protected: NDArray[np.uint8] | None = None,
     ):
         self.device, self.dtype = device, dtype
-        self.inputs = torch.from_numpy(np.array(inputs)).to(device)
+        self.inputs = torch.from_numpy(_writable(inputs)).to(device)
         self.are_tokens = self.inputs.dtype in (torch.int32, torch.int64)
         self.labels = torch.from_numpy(np.array(labels)).to(device)
         if protected is None:
@@ -244,7 +245,13 @@ class Examples:
 
     def gather_protected(self, rows: NDArray[np.int64]) -> Tensor:
         """Return the protected attributes of rows, [..., P]."""
-        return self.protected[torch.tensor(rows, device=self.device)]
+        return self.protected_of(torch.tensor(rows, device=self.device))
+
+    def protected_of(self, rows: Tensor) -> Tensor:
+        """Return the protected attributes of rows, [..., P]."""
+        if not self.protected.shape[1]:
+            return self.protected.new_empty((*rows.shape, 0))
+        return self.protected[rows]
 
     @property
     def black(self) -> Tensor:
@@ -253,9 +260,34 @@ class Examples:
 
     def normalise(self, inputs: Tensor) -> Tensor:
         """Return model inputs of raw ones; token ids as int64."""
-        if self.are_tokens:
-            return inputs.long()
-        return (inputs.to(self.dtype) - self.offset) * self.scale
+        return scaled(inputs, self.scaling, self.dtype)
+
+    @property
+    def scaling(self) -> Scaling:
+        """What `scaled` needs."""
+        return Scaling(self.offset, self.scale, self.are_tokens)
+
+
+class Scaling(NamedTuple):
+    """How raw inputs become model inputs."""
+
+    offset: Tensor
+    scale: Tensor
+    are_tokens: bool
+
+
+def scaled(inputs: Tensor, scaling: Scaling, dtype: torch.dtype) -> Tensor:
+    """Return model inputs of raw ones; token ids as int64."""
+    if scaling.are_tokens:
+        return inputs.long()
+    return (inputs.to(dtype) - scaling.offset) * scaling.scale
+
+
+def _writable(inputs: NDArray[Any]) -> NDArray[Any]:
+    """Return an array that a tensor may share: a file's rows stay in the file, read when they are needed."""
+    if isinstance(inputs, np.memmap) and inputs.filename is not None and isinstance(inputs.base, mmap.mmap):
+        return np.memmap(inputs.filename, inputs.dtype, "c", inputs.offset, inputs.shape)
+    return np.array(inputs)
 
 
 def batch_at(batches: Batch, k: int, net: Net) -> Batch:

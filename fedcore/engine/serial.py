@@ -9,7 +9,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcore.engine.compiled import Compiler, filled, flat, unrolled
@@ -21,8 +23,10 @@ from fedcore.engine.local import (
     Learning,
     LocalTraining,
     Outcome,
+    Scaling,
     as_tensors,
     batch_mask,
+    scaled,
     validation_batch,
 )
 from fedcore.engine.schedule import Schedule
@@ -98,20 +102,18 @@ class SerialExecutor:
             round=assignment.round,
             phase="start",
         )
-        x, y = self.examples.gather(job.rows)
-        rows = Batch(x, y, torch.ones(0), {}, protected=self.examples.gather_protected(job.rows))
         carry = training.begin(params, job.buffers, tree_map(layout, job.state), view)
         loss = torch.zeros((), device=device)
         for phase, schedule, draws in zip(assignment.phases, job.schedules, job.draws, strict=True):
             view = view._replace(phase=phase.name)
             carry, learning = training.enter(carry, phase)
-            batches = _Batches(rows, schedule, as_tensors(draws, device))
+            batches = _Batches(self.examples, job.rows, schedule, as_tensors(draws, device))
             taken = 0
             if self.compiler is not None:
                 carry, loss, taken = self._compiled(self.compiler, carry, loss, batches, view, learning)
             for k in range(taken, schedule.steps):
                 batch = batches.one(k)
-                batch = batch._replace(x=layout(batch.x))
+                batch = batch._replace(x=layout(self.examples.normalise(batch.x)))
                 carry, step_loss = training.step(carry, batch, view, learning, by_autograd)
                 loss += step_loss
         upload, state = training.end(carry, view._replace(phase="finish"), assignment.shared)
@@ -126,12 +128,14 @@ class SerialExecutor:
     ) -> tuple[Tree, Tensor, int]:
         """Take steps while there are functions for them; return the carry, the loss so far, and how many it took."""
         lr = torch.as_tensor(view.lr, dtype=self.examples.dtype, device=self.examples.device)
-        constant = view._replace(round=0, lr=lr)
+        constant = (view._replace(round=0, lr=lr), self.examples.scaling)
         longest = unrolled(sum(carry["params"][n].numel() for n in learning.names), batches.width)
         taken, total = 0, batches.schedule.steps
 
-        def steps(carry: Tree, chunk: Batch, own: View, round: Any) -> tuple[Tree, Tensor]:
-            return self.training.steps(carry, chunk, own._replace(round=round), learning, by_transform)
+        def steps(carry: Tree, chunk: Batch, own: tuple[View, Scaling], round: Any) -> tuple[Tree, Tensor]:
+            view, scaling = own
+            chunk = chunk._replace(x=scaled(chunk.x, scaling, chunk.mask.dtype))
+            return self.training.steps(carry, chunk, view._replace(round=round), learning, by_transform)
 
         for size in sorted({longest, 1}, reverse=True):
             if total - taken < size:
@@ -154,29 +158,27 @@ class SerialExecutor:
 
 
 class _Batches:
-    """One client's batches of a phase."""
+    """One client's batches of a phase; their inputs are raw."""
 
-    def __init__(self, rows: Batch, schedule: Schedule, draws: dict[str, Tensor]):
-        self.rows, self.schedule, self.draws = rows, schedule, draws
+    def __init__(self, examples: Examples, rows: NDArray[np.int64], schedule: Schedule, draws: dict[str, Tensor]):
+        self.examples, self.schedule, self.draws = examples, schedule, draws
         self.width = schedule.positions.shape[1]
-        device = rows.y.device
-        self._positions = torch.from_numpy(schedule.positions).to(device)
-        self._masks = batch_mask(schedule.lengths, self.width, device)
+        self._rows = torch.from_numpy(rows[schedule.positions]).to(examples.device)
+        self._masks = batch_mask(schedule.lengths, self.width, examples.device)
 
     def one(self, k: int) -> Batch:
         """Return the batch of a step, without padding."""
         length = self.schedule.lengths[k]
-        return self._take(self._positions[k, :length], self._masks[k, :length], k)
+        return self._take(self._rows[k, :length], self._masks[k, :length], k)
 
     def several(self, begin: int, size: int) -> Batch:
         """Return the batches of `size` steps, full and masked, with a leading axis."""
         cut = slice(begin, begin + size)
-        return self._take(self._positions[cut], self._masks[cut], cut)
+        return self._take(self._rows[cut], self._masks[cut], cut)
 
-    def _take(self, positions: Tensor, mask: Tensor, steps: int | slice) -> Batch:
-        rows, drawn = self.rows, {name: d[steps] for name, d in self.draws.items()}
-        protected = rows.protected[positions] if rows.protected.shape[1] else mask.new_empty((*mask.shape, 0))
-        return Batch(rows.x[positions], rows.y[positions], mask, drawn, protected=protected)
+    def _take(self, rows: Tensor, mask: Tensor, steps: int | slice) -> Batch:
+        examples, drawn = self.examples, {name: d[steps] for name, d in self.draws.items()}
+        return Batch(examples.inputs[rows], examples.labels[rows], mask, drawn, protected=examples.protected_of(rows))
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from fedcore.engine.local import (
     Outcome,
     as_tensors,
     batch_mask,
+    scaled,
     validation_batch,
 )
 from fedcore.trees import Tree, pick, stack, tree_map
@@ -109,8 +110,9 @@ class StackedExecutor:
         """Return the carry after all steps of a phase, and every client's sum of losses."""
 
         def steps(carry: Tree, chunk: tuple[Batch, Tensor | None], views: Any, round: Any) -> tuple[Tree, Tensor]:
-            own, common = views
+            own, common, scaling = views
             several, active = chunk
+            several = several._replace(x=scaled(several.x, scaling, several.mask.dtype))
             total: Tensor | float = 0.0
             for k in range(len(several.y)):
                 view = partial(_view, common, round=round, phase=phase)
@@ -126,8 +128,9 @@ class StackedExecutor:
         loss = torch.zeros(batches.num_clients, device=self.examples.device)
         loop, size = self._loop(carry, batches, own, common, round, phase, learning, steps)
         if loop is None:
+            views = (own, common, self.examples.scaling)
             for k in range(batches.longest):
-                carry, losses = steps(carry, batches.several(k, 1, ragged=k >= batches.shortest), (own, common), round)
+                carry, losses = steps(carry, batches.several(k, 1, ragged=k >= batches.shortest), views, round)
                 loss = loss + losses
             return carry, loss
         leaves = flat(carry)[0]
@@ -156,7 +159,7 @@ class StackedExecutor:
         size = unrolled(sum(carry["params"][n].numel() for n in learning.names), batches.width)
         name, key = f"steps of phase '{phase}'", (phase, learning, size)
         chunk = batches.several(0, size, ragged=True)
-        return self.compiler.loop(name, key, steps, round, carry, chunk, (own, common)), size
+        return self.compiler.loop(name, key, steps, round, carry, chunk, (own, common, self.examples.scaling)), size
 
 
 class _Batches:
@@ -188,8 +191,9 @@ class _Batches:
         index = np.where(wanted < self.longest, wanted, 0)
         cut = torch.from_numpy(index).to(self._examples.device)
         rows = self._rows[index]
-        x, y = self._examples.gather(rows)
-        protected = self._examples.gather_protected(rows)
+        index_of_rows = torch.from_numpy(rows).to(self._examples.device)
+        x, y = self._examples.inputs[index_of_rows], self._examples.labels[index_of_rows]
+        protected = self._examples.protected_of(index_of_rows)
         batches = Batch(x, y, self._masks[cut], {n: d[cut] for n, d in self._draws.items()}, protected=protected)
         if not ragged:
             return batches, None

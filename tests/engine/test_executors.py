@@ -1,9 +1,13 @@
 """The same hooks under different executors, blocks, workers and client orders."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
 from fedcore.engine.gradients import by_autograd
+from fedcore.engine.local import Examples
 from tests import toys
 
 MODELS = {
@@ -149,3 +153,17 @@ def test_threads_never_share_a_module():
     for mode, ours in model._modules.by_mode.items():
         assert theirs[mode] is not ours
         assert ours.training is theirs[mode].training is mode
+
+
+def test_inputs_on_disk_stay_there(tmp_path):
+    """A data set larger than memory is read where it lies, by the rows that are needed."""
+    rows = np.arange(12, dtype=np.uint8).reshape(4, 3)
+    np.save(tmp_path / "inputs.npy", rows)
+    examples = Examples(
+        np.load(tmp_path / "inputs.npy", mmap_mode="r"), np.zeros(4, np.int64), (0.0,), (1.0,), toys.CPU
+    )
+    assert str(tmp_path / "inputs.npy") in Path("/proc/self/maps").read_text()
+    x, _ = examples.gather(np.array([3, 1]))
+    assert x.tolist() == [[9.0, 10.0, 11.0], [3.0, 4.0, 5.0]]
+    examples.inputs[0] = 7
+    assert np.load(tmp_path / "inputs.npy").tolist() == rows.tolist()
