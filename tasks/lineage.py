@@ -1,10 +1,11 @@
-"""Where a run comes from: code, data, versions."""
+"""Where a run comes from: code, data, versions; and whether they stayed as they were while it ran."""
 
 from __future__ import annotations
 
 import hashlib
 import platform
 import subprocess
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,43 @@ from typing import Any
 import fedcore
 
 _CODE = ("fedcore", "tasks", "flows", "pyproject.toml", "dvc.yaml")
+_HASHED = 64 * 2**20  # bytes; a larger file is known by its size and time of change
 _NOT_ENGINE = ("methods", "addons")  # a run's own method and add-ons are hashed in its plan
+
+
+class Watch:
+    """What a stage reads, as it was when the stage began.
+
+    To be made before the stage imports or reads anything: what is edited later than that may or may not have reached
+    the process, which nobody can tell afterwards.
+
+    Parameters
+    ----------
+    inputs : paths of files and folders
+        The package ``fedcore`` is always watched too.
+    """
+
+    def __init__(self, inputs: Iterable[Path]):
+        self._places = [Path(fedcore.__file__).parent, *inputs]
+        self._before = self._look()
+
+    def verdict(self) -> dict[str, Any]:
+        """Return ``{"clean": True, "why": ""}``, or False and which files were edited, added or removed since."""
+        now = self._look()
+        changed = sorted(path for path in self._before.keys() | now.keys() if self._before.get(path) != now.get(path))
+        if not changed:
+            return {"clean": True, "why": ""}
+        named = ", ".join(map(_shown, changed[:3])) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+        return {"clean": False, "why": f"changed while the run was training: {named}"}
+
+    def _look(self) -> dict[Path, str]:
+        found: dict[Path, str] = {}
+        for place in self._places:
+            files = sorted(place.rglob("*")) if place.is_dir() else [place]
+            for file in files:
+                if file.is_file() and "__pycache__" not in file.parts:
+                    found[file] = _fingerprint(file)
+        return found
 
 
 def engine_hash() -> str:
@@ -46,3 +83,14 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
+
+
+def _fingerprint(file: Path) -> str:
+    facts = file.stat()
+    if facts.st_size > _HASHED:
+        return f"{facts.st_size} {facts.st_mtime_ns}"
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _shown(path: Path) -> str:
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -61,6 +61,16 @@ def main() -> None:
                     name: {"folder": folders[name].as_posix(), "hash": hashes[name]}
                     for name in sorted(composition.needs)
                 },
+                # With the partition's scheme and the seed, all it takes to write this run's params.yaml again.
+                "params": {
+                    "dataset": config.dataset.model_dump(mode="json"),
+                    "method": config.methods[label].model_dump(mode="json", exclude_unset=True),
+                    **{
+                        name: section.model_dump(mode="json")
+                        for name in sorted(composition.needs)
+                        if (section := getattr(config, name)) is not None
+                    },
+                },
                 "sources": {f"{f.parent.name}/{f.name}": hashlib.sha256(f.read_bytes()).hexdigest() for f in files},
             }
             write_json(folder / f"{label}.json", plan)

@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,11 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, default=Path(".checkpoints"))
     parser.add_argument("--no-tracking", action="store_true", help="train without MLflow")
     arguments = parser.parse_args()
+    from tasks.lineage import Watch
+
     plan = read_json(arguments.plan)
+    resources = [Path(entry["folder"]) for entry in plan["resources"].values()]
+    watch = Watch([Path(__file__), arguments.plan, arguments.dataset, arguments.partition, *resources])
     # One thread per client: results do not depend on the machine's core count, and small kernels gain nothing.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(".cache/compiled").resolve()))
@@ -57,6 +62,10 @@ def main() -> None:
     tracker = make_tracker(config, lineage, arguments.no_tracking)
     try:
         progress = training.run(tracker, checkpoint)
+        lineage |= watch.verdict()
+        if not lineage["clean"]:
+            again = f"run `dvc repro -f train@{name}` for a clean one"
+            print(f"warning: this run is marked as not clean: {lineage['why']}; {again}", file=sys.stderr)
         with atomic_folder(arguments.out) as folder:
             write_run(folder, config, lineage, training, progress)
     except BaseException:
