@@ -28,7 +28,7 @@ from flows.services import Service, watch
 
 POOL = "fedcore"
 DEPLOYMENT = "experiment/default"
-HEALTHY_SECONDS = 120.0
+HEALTHY_SECONDS = 240.0  # a busy machine takes a minute
 STOP_SECONDS = 90.0
 POLL_SECONDS = 0.5
 # What the server says when its database, readable as such, is none it can use: killed while building it, for example.
@@ -187,11 +187,16 @@ def register(root: Path, environment: dict[str, str], log_path: Path) -> None:
 
 
 def command_succeeds(arguments: list[str], root: Path, environment: dict[str, str], log: IO[str]) -> bool:
-    """Run one prefect command with its output in the log."""
+    """Run one prefect command with its output in the log; one that does not end in time has failed."""
     command = [sys.executable, "-m", "prefect", *arguments]
-    done = subprocess.run(
-        command, cwd=root, env=environment, stdout=log, stderr=log, check=False, timeout=HEALTHY_SECONDS
-    )
+    try:
+        done = subprocess.run(
+            command, cwd=root, env=environment, stdout=log, stderr=log, check=False, timeout=HEALTHY_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        log.write(f"it did not end within {HEALTHY_SECONDS:.0f} s\n")
+        log.flush()
+        return False
     return done.returncode == 0
 
 

@@ -20,7 +20,7 @@ import psutil
 from flows.recovery import MARK
 
 ROOT = Path(__file__).parent.parent.parent
-PATIENCE = 180.0
+PATIENCE = 400.0
 FLOW = """
 import time
 from pathlib import Path

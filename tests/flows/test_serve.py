@@ -180,6 +180,13 @@ def test_another_trouble_of_the_server_leaves_its_database(tmp_path: Path) -> No
     assert database.exists()
 
 
+def test_a_command_that_does_not_end_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HEALTHY_SECONDS", 0.01)
+    with (tmp_path / "deploy.log").open("w") as log:
+        assert not module.command_succeeds(["version"], tmp_path, dict(os.environ), log)
+    assert (tmp_path / "deploy.log").read_text().endswith("it did not end within 0 s\n")
+
+
 def test_services_keep_their_state_in_the_project(tmp_path: Path) -> None:
     environment = module.service_environment(tmp_path, "http://127.0.0.1:1/api")
     assert environment["PREFECT_HOME"] == str(tmp_path / ".prefect")
