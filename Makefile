@@ -1,9 +1,10 @@
 # Every target is one or two plain commands; README lists them for machines without make.
 .DEFAULT_GOAL := help
-.PHONY: help setup repro experiment test test-slow test-services test-method check format serve stop status backup restore flow night ui publish report bench bench-parts dag clean
+.PHONY: help setup repro experiment test test-slow test-services test-method check format serve stop status backup restore flow night ui publish promote rollback models reproduce report bench bench-parts dag clean
 
 RUN := . ./env.sh &&
 UI_PORT ?= 5000
+REGISTRY = $(if $(EXPERIMENT),--experiment "$(EXPERIMENT)") $(if $(KIND),--kind "$(KIND)")
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +73,19 @@ ui: setup ## open the MLflow pages on http://127.0.0.1:5000
 
 publish: setup ## recreate tracking runs that are missing, from runs/
 	@$(RUN) python -m tasks.publish
+
+promote: setup ## take the challengers through the gate: make promote [KIND=global] [FORCE=yes REASON="why"]
+	@$(RUN) python -m tasks.promotion promote $(REGISTRY) $(if $(VERSION),--version "$(VERSION)") $(if $(FORCE),--force) \
+		--reason "$(REASON)"
+
+rollback: ## undo the latest promotion: make rollback [KIND=personal] [REASON="why"]
+	@$(RUN) python -m tasks.promotion rollback $(REGISTRY) --reason "$(REASON)"
+
+models: setup ## list the registered versions: aliases, who, when, why
+	@$(RUN) python -m tasks.promotion models $(REGISTRY)
+
+reproduce: setup ## rebuild a version in a clean clone and compare: make reproduce VERSION=digits-global/1
+	@$(RUN) python -m tasks.reproduce "$(VERSION)"
 
 report: setup ## bring the report up to date (and what it needs)
 	@$(RUN) dvc repro report

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from tasks import registry
 from tasks.files import read_json, write_json
+from tasks.model_card import Subject, write_card
 from tasks.parameters import run_step
+from tasks.run_files import FILE_TAG, file_hashes
 from tasks.run_folder import Run, read_runs
 from tasks.tracking_runs import KEY, as_number, lineage_tags
 from tasks.tracking_store import ensure_experiment, open_client, readable_errors, tracking_lock
@@ -68,7 +70,9 @@ def choose(runs: dict[str, list[Run]], view: str) -> Winner | None:
     return best
 
 
-def register(root: Path, runs_folder: Path, comparison: dict[str, Any], dataset: Path) -> dict[str, Any]:
+def register(
+    root: Path, runs_folder: Path, comparison: dict[str, Any], dataset: Path, partition: Path | None = None
+) -> dict[str, Any]:
     """Publish, choose, register, set the aliases.
 
     Parameters
@@ -81,6 +85,8 @@ def register(root: Path, runs_folder: Path, comparison: dict[str, Any], dataset:
         Content of ``comparison.json``: ``experiment``, ``methods`` and ``seeds`` say which runs take part.
     dataset : Path
         Folder of the prepared data set; its first examples become the input example.
+    partition : Path or None
+        The partition file, for the model card; None: no card is written.
 
     Returns
     -------
@@ -104,7 +110,11 @@ def register(root: Path, runs_folder: Path, comparison: dict[str, Any], dataset:
                 shared = choose(runs, "global")
                 winner = replace(winner, fallback=shared.run if shared else None)
             name, key = f"{experiment}-{view}", winner.run.config["run_key"]
-            version = _ensure_version(client, name, experiment_id, winner, run_ids[key], dataset)
+            card = None
+            if partition is not None:
+                seeds = runs[winner.run.label]
+                card = Subject(name, view, winner.run, seeds, winner.fallback, dataset, partition)
+            version = _ensure_version(client, name, experiment_id, winner, run_ids[key], dataset, card)
             _note_seeds(client, version, {run.seed: run_ids[run.config["run_key"]] for run in runs[winner.run.label]})
             _set_alias(client, root, version)
             aliases = client.get_model_version(name, version.version).aliases
@@ -142,7 +152,13 @@ def _set_alias(client: MlflowClient, root: Path, version: ModelVersion) -> None:
 
 
 def _ensure_version(
-    client: MlflowClient, name: str, experiment: str, winner: Winner, run_id: str, dataset: Path
+    client: MlflowClient,
+    name: str,
+    experiment: str,
+    winner: Winner,
+    run_id: str,
+    dataset: Path,
+    card: Subject | None,
 ) -> ModelVersion:
     """Return the version made from the winner's run; it is created, or its lost files are stored again."""
     from mlflow.exceptions import MlflowException
@@ -158,13 +174,13 @@ def _ensure_version(
         if client.get_logged_model(model_id).experiment_id != experiment:
             continue
         if not client.list_logged_model_artifacts(model_id):
-            _store_files(client, model_id, run_id, winner, dataset)
+            _store_files(client, model_id, run_id, winner, dataset, card)
         return version
     tags = _version_tags(winner)
     model = client.create_logged_model(
         experiment, name=name, source_run_id=run_id, model_type="federated classifier", tags=tags
     )
-    _store_files(client, model.model_id, run_id, winner, dataset)
+    described = _store_files(client, model.model_id, run_id, winner, dataset, card)
     client.finalize_logged_model(model.model_id, "READY")
     return client.create_model_version(
         name,
@@ -172,7 +188,7 @@ def _ensure_version(
         source=model.artifact_location,
         run_id=run_id,
         tags={**tags, MODEL: model.model_id},
-        description=f"{winner.run.label}, seed {winner.run.seed}: mean validation accuracy {winner.score:.4f}.",
+        description=described,
     )
 
 
@@ -186,6 +202,7 @@ def _version_tags(winner: Winner) -> dict[str, str]:
         "fedcore.seed": str(winner.run.seed),
         "fedcore.view": winner.view,
         SCORE: repr(winner.score),
+        **{f"{FILE_TAG}{name}": digest for name, digest in file_hashes(winner.run.folder).items()},
     }
     if winner.fallback is not None:
         tags["fedcore.fallback"] = f"{winner.fallback.label}-{winner.fallback.seed}"
@@ -194,11 +211,18 @@ def _version_tags(winner: Winner) -> dict[str, str]:
     return tags
 
 
-def _store_files(client: MlflowClient, model_id: str, run_id: str, winner: Winner, dataset: Path) -> None:
+def _store_files(
+    client: MlflowClient, model_id: str, run_id: str, winner: Winner, dataset: Path, card: Subject | None
+) -> str:
+    """Store the model's files and its card; return the version's description."""
     with tempfile.TemporaryDirectory() as folder:
         fallback = winner.fallback.folder if winner.fallback else None
         save_model(Path(folder) / "model", winner.run.folder, winner.view, dataset, model_id, run_id, fallback)
+        described = f"{winner.run.label}, seed {winner.run.seed}: mean validation accuracy {winner.score:.4f}."
+        if card is not None:
+            described = write_card(Path(folder) / "model" / "card", card)
         client.log_model_artifacts(model_id, str(Path(folder) / "model"))
+    return described
 
 
 def save_model(
@@ -308,6 +332,7 @@ def main() -> None:
     parser.add_argument("--comparison", type=Path, default=Path("reports/comparison.json"))
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the run folders")
     parser.add_argument("--dataset", type=Path, required=True, help="folder of the prepared data set")
+    parser.add_argument("--partition", type=Path, help="partition file, for the model card; without it there is none")
     parser.add_argument("--out", type=Path, default=Path("reports/registered.json"))
     arguments = parser.parse_args()
     comparison = read_json(arguments.comparison)
@@ -315,7 +340,7 @@ def main() -> None:
         if key not in comparison:
             raise ValueError(f"{arguments.comparison}: '{key}' is missing; run `dvc repro compare`")
     with readable_errors():
-        registered = register(Path.cwd(), arguments.runs, comparison, arguments.dataset)
+        registered = register(Path.cwd(), arguments.runs, comparison, arguments.dataset, arguments.partition)
     write_json(arguments.out, registered)
     for name, entry in registered.items():
         print(
