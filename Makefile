@@ -1,6 +1,6 @@
 # Every target is one or two plain commands; README lists them for machines without make.
 .DEFAULT_GOAL := help
-.PHONY: help setup repro experiment test test-slow test-services test-method check format serve stop status backup restore flow night ui publish promote rollback models reproduce report bench bench-parts dag clean
+.PHONY: help setup repro experiment test test-slow test-services test-method check format serve stop status backup restore flow night ui publish promote rollback models reproduce report partition-report bench bench-parts dag clean
 
 RUN := . ./env.sh &&
 UI_PORT ?= 5000
@@ -89,6 +89,9 @@ reproduce: setup ## rebuild a version in a clean clone and compare: make reprodu
 
 report: setup ## bring the report up to date (and what it needs)
 	@$(RUN) dvc repro report
+
+partition-report: setup ## compare partitions: make partition-report ARGS="experiments/a.yaml --partition '{alpha: 1.0}'"
+	@$(RUN) python -m tasks.partition_report $(ARGS)
 
 dag: setup ## print the pipeline as a Mermaid graph
 	@$(RUN) dvc dag --mermaid

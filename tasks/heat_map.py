@@ -9,7 +9,13 @@ from html import escape
 from tasks.figures import BOTTOM, RIGHT, short, svg
 
 
-def heat_map(counts: Sequence[Sequence[int]], labels: Sequence[str], clients: Sequence[int], title: str) -> str:
+def heat_map(
+    counts: Sequence[Sequence[int]],
+    labels: Sequence[str],
+    clients: Sequence[int],
+    title: str,
+    distances: Sequence[float] = (),
+) -> str:
     """Return the label-by-client table of example counts, client sizes as bars above it.
 
     Parameters
@@ -17,10 +23,12 @@ def heat_map(counts: Sequence[Sequence[int]], labels: Sequence[str], clients: Se
     counts : K rows of M counts
     labels : K names
     clients : M client ids, left to right
+    distances : M earth mover's distances, 0 to 2, drawn as bars below, or none
     """
     left, top, cell = max(70, min(150, 12 + 7 * max(map(len, labels)))), 66, 26
     column = max(9.0, min(52.0, (1100 - left - RIGHT) / len(clients)))
-    width, height = left + column * len(clients) + RIGHT, top + cell * len(labels) + BOTTOM
+    below = 52 if distances else 0
+    width, height = left + column * len(clients) + RIGHT, top + cell * len(labels) + below + BOTTOM
     sizes = [sum(row[i] for row in counts) for i in range(len(clients))]
     largest, most = max(1, *sizes), max(1, *(max(row) for row in counts))
     parts = [f'<text class="t end" x="{left - 8}" y="{top - 10}">examples</text>']
@@ -51,5 +59,21 @@ def heat_map(counts: Sequence[Sequence[int]], labels: Sequence[str], clients: Se
                 tone = "on" if strength > 0.55 else "off"
                 place = f'x="{x + column / 2:.1f}" y="{y + cell / 2 + 4}"'
                 parts.append(f'<text class="t mid small {tone}" {place}>{short(count)}</text>')
+    if distances:
+        parts += _distance_bars(distances, clients, left, column, top + cell * len(labels) + 8)
     parts.append(f'<text class="t mid" x="{(left + width) / 2:.1f}" y="{height - 6}">client</text>')
     return svg(round(width), height, title, parts)
+
+
+def _distance_bars(
+    distances: Sequence[float], clients: Sequence[int], left: float, column: float, top: float
+) -> list[str]:
+    """Return bars from `top` downwards, as long as the distances; 40 units are 2, the most there can be."""
+    parts = [f'<text class="t end" x="{left - 8}" y="{top + 14}">distance</text>']
+    for i, (client, distance) in enumerate(zip(clients, distances, strict=True)):
+        tall = 20 * distance if math.isfinite(distance) else 0.0
+        parts.append(
+            f'<rect class="distance" x="{left + column * i + 1:.1f}" y="{top:.1f}" width="{column - 2:.1f}"'
+            f' height="{tall:.1f}"><title>client {client}: earth mover\'s distance {distance:.2f}</title></rect>'
+        )
+    return parts

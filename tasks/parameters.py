@@ -39,6 +39,14 @@ def read_config(path: Path | str = "params.yaml") -> Config:
         raise ParametersError(explain(error.problems, path, document)) from None
 
 
+def parse(text: str, where: str) -> Any:
+    """Return a piece of YAML given on a command line, as plain values; `where` begins the message of a mistake."""
+    try:
+        return _plain(YAML(typ="rt").load(text))
+    except YAMLError as error:
+        raise ParametersError(f"{where}: not valid YAML ({' '.join(str(error).split())})") from None
+
+
 def explain(problems: Iterable[Problem], path: Path | str = "params.yaml", document: Any = None) -> str:
     """Return one line per problem, ``file:line: key: message``."""
     if document is None:

@@ -37,6 +37,7 @@ def render(
     import jinja2
     from markupsafe import Markup
 
+    from fedcore.data import statistics
     from tasks import findings, leaderboard, report_figures
 
     environment = jinja2.Environment(
@@ -54,6 +55,7 @@ def render(
         "points": _points,
     }
     counts = _counts(dataset, table)
+    facts = statistics.summary(table, statistics.label_counts(table, dataset.labels, dataset.num_classes))
     styles = report_figures.styles(comparison)
     timing = [_timing(label, comparison["seeds"], runs) for label in comparison["order"]]
     views = [v for v in report_figures.VIEW_NAMES if any(v in m["views"] for m in comparison["methods"].values())]
@@ -62,6 +64,7 @@ def render(
         config=config,
         dataset=dataset,
         table=table,
+        facts=facts,
         views=views,
         view_names=report_figures.VIEW_NAMES,
         styles=styles,

@@ -67,8 +67,19 @@ def draw(
         )
     clients = shown(counts)
     grid = [[counts[client][k] for client in clients] for k in range(dataset.num_classes)]
-    figures["partition"] = heat_map(grid, dataset.class_names, clients, "Examples per label and client")
+    title = "Examples per label and client"
+    figures["partition"] = heat_map(grid, dataset.class_names, clients, title, _distances(counts, clients))
     return figures | _client_figures(comparison, counts, styles)
+
+
+def _distances(counts: dict[int, list[int]], clients: list[int]) -> list[float]:
+    """Return the earth mover's distance to everybody's labels of the clients that are drawn."""
+    import numpy as np
+
+    from fedcore.data import statistics
+
+    found = dict(zip(counts, statistics.earth_movers_distance(np.array(list(counts.values()))).tolist(), strict=True))
+    return [found[client] for client in clients]
 
 
 def shown(counts: dict[int, list[int]]) -> list[int]:
