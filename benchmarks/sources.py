@@ -164,7 +164,7 @@ def length(path: Path) -> int:
     """Return how many rows an ``.npy`` file has."""
     import numpy as np
 
-    return len(np.load(path, mmap_mode="r"))
+    return len(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
 if __name__ == "__main__":
