@@ -1,9 +1,10 @@
 # Every target is one or two plain commands; README lists them for machines without make.
 .DEFAULT_GOAL := help
-.PHONY: help setup repro experiment test test-slow test-services test-method check format serve stop status backup restore flow night ui publish promote rollback models reproduce report partition-report bench bench-parts dag clean
+.PHONY: help setup repro experiment test test-slow test-services test-method check format serve stop status backup restore flow night ui publish promote rollback models reproduce predict serve-model export-onnx report partition-report bench bench-parts dag clean
 
 RUN := . ./env.sh &&
 UI_PORT ?= 5000
+PORT ?= 5001
 REGISTRY = $(if $(EXPERIMENT),--experiment "$(EXPERIMENT)") $(if $(KIND),--kind "$(KIND)")
 
 help: ## list the targets
@@ -86,6 +87,16 @@ models: setup ## list the registered versions: aliases, who, when, why
 
 reproduce: setup ## rebuild a version in a clean clone and compare: make reproduce VERSION=digits-global/1
 	@$(RUN) python -m tasks.reproduce "$(VERSION)"
+predict: setup ## classify a table: make predict INPUT=rows.csv OUTPUT=predictions.csv [MODEL=name@alias] [VERSION=3]
+	@test -n "$(INPUT)" && test -n "$(OUTPUT)" || { echo "error: which table? make predict INPUT=rows.csv OUTPUT=predictions.csv" >&2; exit 1; }
+	@$(RUN) python -m tasks.predict "$(INPUT)" "$(OUTPUT)" --model "$(MODEL)" --version "$(VERSION)" $(ARGS)
+
+serve-model: setup ## answer HTTP requests: make serve-model [KIND=global] [MODEL=name@alias] [VERSION=3] [PORT=5001]
+	@$(RUN) python -m tasks.serve_model --kind "$(KIND)" --model "$(MODEL)" --version "$(VERSION)" --port $(PORT)
+
+export-onnx: setup ## write a model as ONNX: make export-onnx OUTPUT=model.onnx [KIND=personal CLIENT=3] [VERSION=3]
+	@test -n "$(OUTPUT)" || { echo "error: where to? make export-onnx OUTPUT=model.onnx" >&2; exit 1; }
+	@$(RUN) python -m tasks.export_onnx "$(OUTPUT)" --client "$(CLIENT)" --kind "$(KIND)" --model "$(MODEL)" --version "$(VERSION)"
 
 report: setup ## bring the report up to date (and what it needs)
 	@$(RUN) dvc repro report

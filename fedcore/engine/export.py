@@ -151,6 +151,10 @@ class Predictor:
         leaves = self._personal.leaves(client) if known and client is not None else dict(self._model)
         return Classifier(self._composition, self._net, leaves, self._examples, self.num_classes)
 
+    def raw(self, x: Tensor) -> Tensor:
+        """Return the raw inputs that normalisation makes `x` of."""
+        return self._examples.raw(x)
+
 
 def load_predictor(folder: Path) -> Predictor:
     """Read the models of a run folder.

@@ -295,6 +295,10 @@ def batch_at(batches: Batch, k: int, net: Net) -> Batch:
     draws = {name: d[k] for name, d in batches.draws.items()}
     return Batch(net.layout(batches.x[k]), batches.y[k], batches.mask[k], draws, protected=batches.protected[k])
 
+    def raw(self, x: Tensor) -> Tensor:
+        """Return the raw inputs that `normalise` makes `x` of, up to rounding."""
+        return x / self.scale + self.offset
+
 
 def validation_batch(jobs: Sequence[Job], examples: Examples) -> Batch | None:
     """Return the clients' validation rows [C, R, ...], padded to the longest with copies of real rows."""
