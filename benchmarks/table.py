@@ -66,7 +66,7 @@ def rounds_table(files: Sequence[tuple[Path, dict[str, Any]]]) -> str:
     for path, file in files:
         for result in file.get("results", []):
             low, high = result["ratio_range"]
-            memory = result["memory"] or {side: {"host": None} for side in ("ours", "reference")}
+            memory = result["memory"]
             other = OTHERS.get(result["workload"]) if result["scale"] == 1 and result["device"] == "cpu" else None
             rows.append(
                 [
@@ -81,7 +81,7 @@ def rounds_table(files: Sequence[tuple[Path, dict[str, Any]]]) -> str:
                     seconds(result["first_round"]),
                     f"{result['gflops']:.3g}",
                     ", ".join(f"{100 * share:.3g} % ({name})" for name, share in result["of_peak"].items()),
-                    f"{megabytes(memory['ours']['host'])} ({megabytes(memory['reference']['host'])})",
+                    f"{megabytes(memory['ours']['host'])} ({megabytes(memory['reference']['host'])})" if memory else "",
                     f"{result['difference']:.0e}" if not result["method"] else "",
                     _commit(path, file),
                 ]
