@@ -23,7 +23,7 @@ def test_w1_is_9000_examples_in_908_steps(whole: dict[str, Workload]) -> None:
     assert (work.steps, work.longest, work.examples, work.tested) == (908, 137, 8_993, 3_007)
     sizes = whole["w1"].federation.num_examples
     assert (sizes.min(), sizes.max()) == (58, 1363)
-    # Forwards: two operations per weight and place. The gradient takes twice that, but the first layer has no inputs' one.
+    # Forwards: two operations per weight and place. Backwards: twice that, half of it in the first layer.
     first, others = 2 * 24 * 24 * 32 * 25, 2 * (8 * 8 * 64 * 32 * 25 + 1024 * 512 + 512 * 10)
     assert work.train_gflop == pytest.approx(8_993 * (2 * first + 3 * others) / 1e9)
     assert work.evaluate_gflop == pytest.approx(3_007 * (first + others) / 1e9)
