@@ -262,6 +262,10 @@ class Examples:
         """Return model inputs of raw ones; token ids as int64."""
         return scaled(inputs, self.scaling, self.dtype)
 
+    def raw(self, x: Tensor) -> Tensor:
+        """Return the raw inputs that `normalise` makes `x` of, up to rounding."""
+        return x / self.scale + self.offset
+
     @property
     def scaling(self) -> Scaling:
         """What `scaled` needs."""
@@ -294,10 +298,6 @@ def batch_at(batches: Batch, k: int, net: Net) -> Batch:
     """Return batch `k` of batches with a leading axis, laid out as the model likes it."""
     draws = {name: d[k] for name, d in batches.draws.items()}
     return Batch(net.layout(batches.x[k]), batches.y[k], batches.mask[k], draws, protected=batches.protected[k])
-
-    def raw(self, x: Tensor) -> Tensor:
-        """Return the raw inputs that `normalise` makes `x` of, up to rounding."""
-        return x / self.scale + self.offset
 
 
 def validation_batch(jobs: Sequence[Job], examples: Examples) -> Batch | None:
