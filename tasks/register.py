@@ -296,7 +296,9 @@ def signature(view: str) -> ModelSignature:
     from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
     from mlflow.types.schema import AnyType, Array
 
-    inputs = [ColSpec(Array(DataType.double), "features")]
+    # Not lists of doubles: MLflow refuses whole numbers for those, and cuts a client_id of 3.5 to 3, another client's
+    # model. The model checks both itself.
+    inputs = [ColSpec(AnyType(), "features")]
     outputs = [
         ColSpec(DataType.long, "label"),
         ColSpec(DataType.string, "class_name"),
@@ -304,7 +306,6 @@ def signature(view: str) -> ModelSignature:
         ColSpec(Array(DataType.double), "probabilities"),
     ]
     if view == "personal":
-        # Not a whole number: MLflow would cut 3.5 to 3, another client's model; the model checks it itself.
         inputs.insert(0, ColSpec(AnyType(), "client_id"))
         outputs.append(ColSpec(DataType.boolean, "known_client"))
     return ModelSignature(Schema(inputs), Schema(outputs), ParamSchema([ParamSpec("logits", DataType.boolean, False)]))

@@ -75,7 +75,7 @@ class FederatedModel(PythonModel):
 
     def _inputs(self, features: pd.Series) -> np.ndarray:
         service = self._service
-        rows = [np.asarray(row, dtype=np.float64).ravel() for row in features]
+        rows = [_numbers(row, number) for number, row in enumerate(features)]
         for number, row in enumerate(rows):
             if row.size != service.num_features:
                 raise InputError(f"row {number}: {row.size} features, expected {service.expected}")
@@ -84,6 +84,17 @@ class FederatedModel(PythonModel):
             return service.rows(stacked, lambda row, feature: f"row {row}: feature {feature}")
         except ValueError as error:
             raise InputError(str(error)) from None
+
+
+def _numbers(value: Any, row: int) -> np.ndarray:
+    try:
+        found = np.asarray(value)
+        # Numpy would read "1" as 1; an object may be a number or nothing among numbers.
+        if found.ndim and found.dtype.kind in "iufO":
+            return found.astype(np.float64).ravel()
+    except (TypeError, ValueError):
+        pass
+    raise InputError(f"row {row}: features are no list of numbers")
 
 
 def _clients(values: pd.Series) -> np.ndarray:
