@@ -98,6 +98,9 @@ def _roles(file: Path, config: CsvData | TableData, kinds: Kinds | None) -> Any:
     import pyarrow as pa  # type: ignore[import-untyped]
 
     special = _special(config)
+    if kinds is not None and isinstance(config, TableData):
+        _see_types(file, special, kinds)
+        kinds = None
     kept = []
     for first, batch in _batches(file, config, special if kinds is None else None):
         if kinds is not None:
@@ -108,6 +111,15 @@ def _roles(file: Path, config: CsvData | TableData, kinds: Kinds | None) -> Any:
     if sum(batch.num_rows for batch in kept) == 0:
         raise ValueError(f"{file}: there are no rows")
     return pa.concat_tables(kept)
+
+
+def _see_types(file: Path, special: list[str], kinds: Kinds) -> None:
+    """Tell `kinds` about the columns of a parquet file, whose types say what they hold."""
+    with opened(file) as content:
+        empty = content.schema_arrow.empty_table()
+        for name in empty.column_names:
+            if name not in special:
+                kinds.see(Column(file, name, empty[pick(file, empty.column_names, (name,))]))
 
 
 def _numeric(file: Path, config: CsvData | TableData, kinds: Kinds | None) -> list[str]:

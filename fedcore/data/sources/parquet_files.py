@@ -12,6 +12,8 @@ import numpy as np
 
 from fedcore.config import nearest
 
+_BUFFER_BYTES = 1 << 20
+
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
@@ -20,7 +22,8 @@ def opened(path: Path) -> Iterator[Any]:
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     try:
-        with pq.ParquetFile(path) as file:
+        # As it comes, arrow keeps every row group it has read until the file is closed.
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
             yield file
     except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
