@@ -71,6 +71,8 @@ def main() -> None:
     except BaseException:
         tracker.end("failed")
         raise
+    finally:
+        training.executor.close()
     tracker.end("finished")
     checkpoint.clear()
 

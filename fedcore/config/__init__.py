@@ -79,7 +79,7 @@ from fedcore.config.resources import (
     Virtual,
 )
 from fedcore.config.sections import Label, Section
-from fedcore.config.train import Augment, Compare, MethodBlock, Train
+from fedcore.config.train import Augment, Compare, MethodBlock, Ray, Train
 from fedcore.problems import ConfigError, Path, Problem, explain, nearest
 
 __all__ = [
@@ -135,6 +135,7 @@ __all__ = [
     "PowerLawPartition",
     "Problem",
     "Pseudo",
+    "Ray",
     "ResNet",
     "RsmPseudo",
     "Section",

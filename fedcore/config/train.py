@@ -22,6 +22,17 @@ class Augment(Section):
         return bool(self.crop or self.flip or self.cutout)
 
 
+class Ray(Section):
+    """How ``executor: ray`` runs."""
+
+    # host:port, ray://host:port or auto of a running cluster; null: processes of this machine, ended with the run.
+    address: str | None = None
+    # Uploads are added up one by one in client order, or first in groups where the clients train.
+    aggregation: Literal["exact", "tree"] = "exact"
+    # How each worker trains its clients; auto: stacked on a GPU, serial on a CPU.
+    inside: Literal["auto", "serial", "stacked"] = "auto"
+
+
 class Train(Section):
     """Local training, participation and where it runs."""
 
@@ -47,10 +58,11 @@ class Train(Section):
     newcomer_participation: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of the other clients in each of those
     augment: Augment = Augment()
     checkpoint_every: Count = 10
-    executor: Literal["auto", "serial", "stacked"] = "auto"
+    executor: Literal["auto", "serial", "stacked", "ray"] = "auto"
+    ray: Ray = Ray()
     # Local steps as compiled functions: where a run is long enough to earn it back, always, or never.
     compile: Literal["auto", "always", "never"] = "auto"
-    workers: Count = 1  # clients trained in parallel by the serial executor, one thread each
+    workers: Count = 1  # clients trained in parallel by the serial executor, one thread each; processes of ray
     block_size: Count | None = None  # clients per block of the stacked executor; None: the whole cohort
     device: str = "auto"  # auto, cpu, cuda, cuda:0, ...
 

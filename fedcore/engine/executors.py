@@ -12,6 +12,8 @@ from fedcore.data.federation import Federation
 from fedcore.engine.augment import Augmentation
 from fedcore.engine.compiled import Compiler, can_compile, is_worthwhile
 from fedcore.engine.local import Examples, LocalTraining
+from fedcore.engine.ray_executor import RayExecutor
+from fedcore.engine.rounds import Executor
 from fedcore.engine.serial import SerialExecutor
 from fedcore.engine.stacked import StackedExecutor
 from fedcore.models.net import Net
@@ -41,7 +43,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_executor(train: Train, net: Net, device: torch.device) -> str:
-    """Return ``serial`` or ``stacked``: what ``train.executor`` says, or what suits device and model."""
+    """Return ``serial``, ``stacked`` or ``ray``: what ``train.executor`` says, or what suits device and model."""
     if train.executor != "auto":
         return train.executor
     if device.type == "cuda":
@@ -52,12 +54,21 @@ def resolve_executor(train: Train, net: Net, device: torch.device) -> str:
 
 def make_executor(
     composition: Composition, net: Net, train: Train, examples: Examples, federation: Federation
-) -> SerialExecutor | StackedExecutor:
-    """Return the executor of a training on this federation."""
+) -> Executor:
+    """Return the executor of a training on this federation.
+
+    Raises
+    ------
+    ValueError
+        If it needs a package that is not installed.
+    """
     augmentation = Augmentation(train.augment, examples.black) if train.augment.is_on else None
     training = LocalTraining(composition, net, train, augmentation)
     name = resolve_executor(train, net, examples.device)
-    compiler = Compiler() if compiles(train, name, examples.device, net, federation) else None
+    is_compiled = compiles(train, name, examples.device, net, federation)
+    if name == "ray":
+        return RayExecutor(training, examples, federation, is_compiled)
+    compiler = Compiler() if is_compiled else None
     if name == "stacked":
         return StackedExecutor(training, examples, train.block_size, compiler)
     return SerialExecutor(training, examples, min(train.workers, os.cpu_count() or 1), compiler)

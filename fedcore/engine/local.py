@@ -52,6 +52,14 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Folded:
+    """A client's upload that was added to those of others where it was made."""
+
+    total: Tree | None  # weighted sum of a group's uploads, on the group's last client; see `Reduction`
+    bytes: int  # of this client's upload
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What one client's local training left."""
 
@@ -62,6 +70,15 @@ class Outcome:
     upload: State
     loss: Tensor  # [] mean training loss over its steps
     steps: int
+    folded: Folded | None = None  # instead of the upload
+
+
+@dataclass(frozen=True)
+class Folding:
+    """What it takes to add up uploads where clients train."""
+
+    weights: Mapping[int, float]  # by client
+    buffers: frozenset[str]  # names of those that travel
 
 
 @dataclass(frozen=True)
@@ -73,6 +90,8 @@ class Assignment:
     resources: State
     shared: frozenset[str]  # names of the parameters that travel
     round: int
+    returned: frozenset[str] | None = None  # parameters whose values are wanted back at least; None: all
+    folding: Folding | None = None  # where uploads may be added up before they come back; None: nowhere
 
 
 class Learning(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from fedcore.engine.cohorts import draw_cohort
 from fedcore.engine.ensemble import ensemble
 from fedcore.engine.evaluate import Scorer
 from fedcore.engine.leakage import protected_metrics
-from fedcore.engine.local import Assignment, Examples, Job, LocalTraining, Outcome
+from fedcore.engine.local import Assignment, Examples, Folding, Job, LocalTraining, Outcome
 from fedcore.engine.optim import learning_rate, step_mass
 from fedcore.engine.progress import Progress, Selection, resume, save
 from fedcore.engine.schedule import schedule
@@ -41,10 +42,17 @@ _SECONDS_BETWEEN_CHECKPOINTS = 60.0
 class Executor(Protocol):
     """Runs local training; see `fedcore.engine.executors`."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What the lineage calls it."""
+        ...
 
     def train(self, jobs: Iterator[Job], assignment: Assignment) -> Iterator[Outcome]:
         """Train every job's client; yield the outcomes in the order of the jobs."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds outside this process; to be called once, when nothing is trained any more."""
         ...
 
 
@@ -75,7 +83,7 @@ class Training:
         self.resources: State = resources or {}
         self.composition, self.net, self.federation = composition, net, federation
         self.train, self.seed, self.executor, self.examples = train, seed, executor, examples
-        self.scorer = Scorer(composition, net, examples, federation, train.workers)
+        self.scorer = Scorer(composition, net, examples, federation, min(train.workers, os.cpu_count() or 1))
         params = {**net.initial_params, **composition.extra_params(net, seed)}
         initial = {n: p.to(examples.device) for n, p in params.items()}
         self.initial: Params = composition.prepare(net, initial, self.resources, seed)
@@ -123,8 +131,11 @@ class Training:
         reduction = Reduction(cohort.weights)
         loss, steps = 0.0, 0
         uploads: list[State] = []
-        for outcome in self._local(cohort.clients, round, phases, "batches"):
-            reduction.add(progress.server.upload(outcome))
+        for outcome in self._local(cohort.clients, round, phases, "batches", cohort):
+            if outcome.folded is None:
+                reduction.add(progress.server.upload(outcome))
+            else:
+                reduction.add_folded(outcome.folded)
             if composition.method.collects_uploads:
                 uploads.append(outcome.upload["method"])
             if round >= 0:
@@ -159,10 +170,23 @@ class Training:
         )
         return everybody * len(clients) + own + resources
 
-    def _local(self, clients: Sequence[int], round: int, phases: tuple[Phase, ...], purpose: str) -> Iterator[Outcome]:
+    def _local(
+        self,
+        clients: Sequence[int],
+        round: int,
+        phases: tuple[Phase, ...],
+        purpose: str,
+        merged: Cohort | None = None,
+    ) -> Iterator[Outcome]:
+        """Train clients; with `merged`, of what they make only uploads and what they keep is wanted."""
         server = self.progress.server
         sent = self.composition.broadcast(server.state)
         assignment = Assignment(phases, sent, self.resources, frozenset(server.params), round)
+        if merged is not None:
+            assignment = replace(assignment, returned=frozenset(self.progress.store.initial["params"]))
+            if not self.composition.method.collects_uploads:
+                weights = dict(zip(merged.clients, merged.weights, strict=True))
+                assignment = replace(assignment, folding=Folding(weights, frozenset(server.buffers)))
         return self.executor.train((self._job(c, round, phases, purpose) for c in clients), assignment)
 
     def _job(self, client: int, round: int, phases: tuple[Phase, ...], purpose: str) -> Job:

@@ -57,6 +57,9 @@ class SerialExecutor:
         """What the lineage calls it."""
         return "serial" if self.compiler is None else "serial, compiled"
 
+    def close(self) -> None:
+        """Do nothing: all of it is in this process."""
+
     def train(self, jobs: Iterable[Job], assignment: Assignment) -> Iterator[Outcome]:
         """Train every job's client; yield the outcomes in the order of the jobs."""
         layout = self.training.net.layout

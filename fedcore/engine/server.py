@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fedcore.compose import Composition
-from fedcore.engine.local import Outcome
+from fedcore.engine.local import Folded, Outcome
 from fedcore.models.net import Net
 from fedcore.trees import Tree, accumulate, num_bytes
 from fedcore.types import Cohort, Params, Population, State
@@ -40,12 +40,17 @@ class Server:
 
     def upload(self, outcome: Outcome) -> Tree:
         """Return what a client sends after its local training."""
-        return {"parts": outcome.upload, "buffers": {n: outcome.buffers[n] for n in self.buffers}}
+        return upload(outcome, self.buffers)
 
     def merge(self, composition: Composition, mean: Tree, cohort: Cohort) -> Server:
         """Return the server after a round with this weighted mean of uploads."""
         params, state = composition.aggregate(self.params, self.state, mean["parts"], cohort)
         return Server(params, self.buffers if cohort.round < 0 else mean["buffers"], state)
+
+
+def upload(outcome: Outcome, buffers: Iterable[str]) -> Tree:
+    """Return what a client sends after its local training; `buffers` are the names of those that travel."""
+    return {"parts": outcome.upload, "buffers": {n: outcome.buffers[n] for n in buffers}}
 
 
 class Reduction:
@@ -60,3 +65,10 @@ class Reduction:
         """Take the next client's upload."""
         self.bytes += num_bytes(upload)
         self.mean = accumulate(self.mean, upload, next(self._weights))
+
+    def add_folded(self, folded: Folded) -> None:
+        """Take the next client's upload, which others' were added to; the last of them brings the sum."""
+        self.bytes += folded.bytes
+        next(self._weights)
+        if folded.total is not None:
+            self.mean = accumulate(self.mean, folded.total, 1.0)

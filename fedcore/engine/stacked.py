@@ -58,6 +58,9 @@ class StackedExecutor:
         """What the lineage calls it."""
         return "stacked" if self.compiler is None else "stacked, compiled"
 
+    def close(self) -> None:
+        """Do nothing: all of it is in this process."""
+
     def train(self, jobs: Iterable[Job], assignment: Assignment) -> Iterator[Outcome]:
         """Train every job's client; yield the outcomes in the order of the jobs."""
         queue = iter(jobs)

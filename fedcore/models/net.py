@@ -70,6 +70,9 @@ class _ThreadModules(threading.local):
         self.template = template
         self.by_mode = {True: copy.deepcopy(template).train(), False: copy.deepcopy(template).eval()}
 
+    def __reduce__(self) -> tuple[type[_ThreadModules], tuple[Model]]:
+        return _ThreadModules, (self.template,)  # to another process without what belongs to threads
+
 
 class Net:
     """A `Model` whose parameters and buffers are arguments.
