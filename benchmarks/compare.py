@@ -64,7 +64,10 @@ def measure(workload: Workload, arguments: argparse.Namespace, executor: str, pe
     device = training.examples.device
     reference = Reference(workload, train, arguments.seed, initial, device)
     before = machine.load_average()
-    found = summary(alternate(training, reference))
+    try:
+        found = summary(alternate(training, reference))
+    finally:
+        training.executor.close()
     work = count_work(workload, train, arguments.seed, round=1)
     return {
         **found,

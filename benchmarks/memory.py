@@ -75,7 +75,9 @@ def main() -> None:
     workload = build(name, chosen_sources(arguments), arguments.scale)
     train = make_train(workload, **{"rounds": 2, "device": arguments.device, **settings(arguments.set)})
     if arguments.side == "ours":
-        make_training(workload, composition(json.loads(arguments.method)), train, arguments.seed).run()
+        training = make_training(workload, composition(json.loads(arguments.method)), train, arguments.seed)
+        training.run()
+        training.executor.close()
     else:
         data = workload.federation.dataset
         net = models.build(workload.model_config, data.input_shape, data.num_classes, arguments.seed)

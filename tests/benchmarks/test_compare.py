@@ -29,10 +29,13 @@ def measured(workload: Workload, **settings: object) -> Measured:
     train = make_train(workload, rounds=ROUNDS, device="cpu", **settings)
     training = make_training(workload, composition(workload.method), train)
     initial = {**training.initial, **training.net.initial_buffers}
-    return alternate(training, Reference(workload, train, 0, initial, torch.device("cpu")))
+    try:
+        return alternate(training, Reference(workload, train, 0, initial, torch.device("cpu")))
+    finally:
+        training.executor.close()
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("executor", [e if e != "ray" else pytest.param(e, marks=pytest.mark.slow) for e in EXECUTORS])
 @pytest.mark.parametrize("name", ["w1", "w2", "w3"])
 def test_engine_and_reference_agree(tiny: dict[str, Workload], name: str, executor: str) -> None:
     found = measured(tiny[name], executor=executor, workers=2)
