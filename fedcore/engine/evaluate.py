@@ -93,6 +93,7 @@ class Scorer:
         parts = [rows[begin : begin + _CHUNK] for begin in range(0, len(rows), _CHUNK)]
         if not parts:
             return {"": np.empty(0, bool)}, np.empty(0)
+        params = {name: self.net.layout(p) for name, p in params.items()}
         if self.workers > 1 and len(parts) > 1:
             with ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
                 found = list(pool.map(lambda part: self._chunk(params, buffers, part), parts))
@@ -107,7 +108,7 @@ class Scorer:
     ) -> tuple[dict[str, NDArray[np.bool_]], NDArray[np.float64]]:
         net = self.net.bind(buffers, training=False)
         x, y = self.examples.gather(rows)
-        logits = self.composition.forward(net, params, x).logits
+        logits = self.composition.forward(net, params, self.net.layout(x)).logits
         read = {"": logits.argmax(1), **self.composition.predictions(logits, self.federation.dataset.num_classes)}
         hits = {name: (classes == y).cpu().numpy() for name, classes in read.items()}
         return hits, cross_entropy(logits, y).double().cpu().numpy()

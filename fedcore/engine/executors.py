@@ -65,7 +65,7 @@ def make_executor(
     augmentation = Augmentation(train.augment, examples.black) if train.augment.is_on else None
     training = LocalTraining(composition, net, train, augmentation)
     name = resolve_executor(train, net, examples.device)
-    is_compiled = compiles(train, name, examples.device, net, federation)
+    is_compiled = compiles(train, examples.device, federation)
     if name == "ray":
         return RayExecutor(training, examples, federation, is_compiled)
     compiler = Compiler() if is_compiled else None
@@ -74,15 +74,15 @@ def make_executor(
     return SerialExecutor(training, examples, min(train.workers, os.cpu_count() or 1), compiler)
 
 
-def compiles(train: Train, executor: str, device: torch.device, net: Net, federation: Federation) -> bool:
+def compiles(train: Train, device: torch.device, federation: Federation) -> bool:
     """Return whether a run's local steps are compiled: where that can be done and, on ``auto``, pays for itself.
 
-    Convolutions gain nothing on a CPU. The length of a run is judged by its parameters alone, so that the same
-    parameters give the same bytes everywhere there is a compiler.
+    The length of a run is judged by its parameters alone, so that the same parameters give the same bytes everywhere
+    there is a compiler.
     """
     if train.compile == "never" or device.type != "cpu" or not can_compile():
         return False
-    return train.compile == "always" or (not has_convolutions(net) and is_worthwhile(_steps(train, federation)))
+    return train.compile == "always" or is_worthwhile(_steps(train, federation))
 
 
 def has_convolutions(net: Net) -> bool:

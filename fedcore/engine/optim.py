@@ -27,7 +27,8 @@ def descend(
         if train.momentum:
             slope = train.momentum * momentum[name] + slope
             velocity[name] = slope
-        new[name] = params[name] - lr * slope
+        # With a plain number one pass does it, and one tensor less is made.
+        new[name] = params[name] - lr * slope if isinstance(lr, Tensor) else params[name].sub(slope, alpha=lr)
     return new, velocity
 
 

@@ -141,7 +141,12 @@ class Net:
     def layout(self, tensor: Tensor) -> Tensor:
         """Return images and kernels [., C, H, W] with channels innermost, where a CPU convolves them; others as is."""
         if self._has_convolutions and tensor.dim() == 4 and tensor.device.type == "cpu":
-            return tensor.contiguous(memory_format=torch.channels_last)
+            laid_out = tensor.contiguous(memory_format=torch.channels_last)
+            if tensor.shape[1] > 1:
+                return laid_out
+            # Of a single channel only the strides tell, and convolutions go by them.
+            height, width = tensor.shape[2:]
+            return laid_out.as_strided(tensor.shape, (height * width, 1, width, 1))
         return tensor
 
     def features(self, params: Mapping[str, Tensor], x: Tensor, changes: Mapping[str, Change] = _NO_CHANGES) -> Tensor:

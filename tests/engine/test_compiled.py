@@ -87,7 +87,7 @@ def test_a_run_is_compiled_when_it_is_long_or_told_to():
 
     def compiled(**settings):
         work = toys.training(None, fed, net, **settings)
-        return compiles(work.train, "serial", toys.CPU, net, fed)
+        return compiles(work.train, toys.CPU, fed)
 
     # 71 train rows in batches of 8: 8.875 steps a round.
     assert not is_worthwhile(int(8.875 * 5633))
