@@ -70,7 +70,7 @@ def listening(app: Any) -> Iterator[Client]:
             thread.join(timeout=60)
 
 
-def wait_until_ready(client: Client, reason_to_stop: Callable[[], str | None], seconds: float = 180.0) -> None:
+def wait_until_ready(client: Client, reason_to_stop: Callable[[], str | None], seconds: float = 600.0) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         reason = reason_to_stop()
