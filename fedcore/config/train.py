@@ -64,6 +64,8 @@ class Train(Section):
     compile: Literal["auto", "always", "never"] = "auto"
     workers: Count = 1  # clients trained in parallel by the serial executor, one thread each; processes of ray
     block_size: Count | None = None  # clients per block of the stacked executor; None: the whole cohort
+    # Where clients' states and own parameters are between rounds; disk: a file beside the checkpoint.
+    store: Literal["memory", "disk"] = "memory"
     device: str = "auto"  # auto, cpu, cuda, cuda:0, ...
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -74,6 +75,15 @@ class Federation:
             raise ValueError(f"client {client} does not exist; valid: 0 to {self.num_total - 1}")
         cell = client * len(_CODES) + _code(split)
         return self._order[self._offsets[cell] : self._offsets[cell + 1]]
+
+    def rows_of(self, clients: Sequence[int], split: Split) -> np.ndarray:
+        """Return the rows of several clients' split, one client after the other, [m] int64; `rows` for many at once."""
+        cells = np.asarray(clients, np.int64) * len(_CODES) + _code(split)
+        begins, sizes = self._offsets[cells], self._offsets[cells + 1] - self._offsets[cells]
+        # Counting up by one, and at the first row of a client from the end of the one before to its own begin.
+        total = int(sizes.sum())
+        shift = np.repeat(begins - (np.cumsum(sizes) - sizes), sizes)
+        return np.asarray(self._order[np.arange(total) + shift])
 
     def sizes(self, split: Split) -> np.ndarray:
         """Return the number of examples of every client in `split`, [num_total] int64."""

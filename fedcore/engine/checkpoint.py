@@ -68,3 +68,9 @@ class Checkpoint:
         """Forget the progress."""
         self.path.unlink(missing_ok=True)
         self.path.with_suffix(".partial").unlink(missing_ok=True)
+        self.client_file.unlink(missing_ok=True)
+
+    @property
+    def client_file(self) -> Path:
+        """Where clients' states lie that are kept on the disk."""
+        return self.path.with_suffix(".clients")

@@ -37,23 +37,23 @@ class Scorer:
 
     def shared(self, params: Params, buffers: Params, clients: Sequence[int], split: Split) -> Scores:
         """Score one model on the split of every one of `clients`, all rows in one sweep."""
-        rows = [self.federation.rows(client, split) for client in clients]
-        return self._score(params, buffers, rows)
+        sizes = self.federation.sizes(split)[np.asarray(clients, np.int64)]
+        return self._score(params, buffers, self.federation.rows_of(clients, split), sizes)
 
     def own(self, params: Params, buffers: Params, client: int) -> dict[Split, Scores]:
         """Score one client's own model on its own splits."""
         rows = [self.federation.rows(client, split) for split in SPLITS]
-        both = self._score(params, buffers, rows)
+        both = self._score(params, buffers, np.concatenate(rows), np.array([len(r) for r in rows], np.int64))
         return {split: both.take(slice(i, i + 1)) for i, split in enumerate(SPLITS)}
 
-    def _score(self, params: Params, buffers: Params, rows: Sequence[NDArray[np.int64]]) -> Scores:
-        sizes = np.array([len(r) for r in rows], np.int64)
-        hits, loss = self._rows(params, buffers, np.concatenate(rows) if rows else np.empty(0, np.int64))
-        owner = np.repeat(np.arange(len(rows)), sizes)
+    def _score(self, params: Params, buffers: Params, rows: NDArray[np.int64], sizes: NDArray[np.int64]) -> Scores:
+        """Score one model on rows of several groups: the first ``sizes[0]`` rows, the next ``sizes[1]``, ..."""
+        hits, loss = self._rows(params, buffers, rows)
+        owner = np.repeat(np.arange(len(sizes)), sizes)
         counted = {
-            name: np.bincount(owner, weights=each, minlength=len(rows)).astype(np.int64) for name, each in hits.items()
+            name: np.bincount(owner, weights=each, minlength=len(sizes)).astype(np.int64) for name, each in hits.items()
         }
-        losses = np.bincount(owner, weights=loss, minlength=len(rows)).astype(np.float64)
+        losses = np.bincount(owner, weights=loss, minlength=len(sizes)).astype(np.float64)
         return Scores(sizes, counted.pop(""), losses, counted)
 
     @torch.no_grad()

@@ -44,10 +44,12 @@ class Progress:
     timing: list[dict[str, float]] = field(default_factory=list)
     last: dict[Split, Scores] = field(default_factory=dict)
     selected: dict[str, Selection] = field(default_factory=dict)  # by view, "global" and "personal"
+    held: list[ClientStore | None] = field(default_factory=list)  # of the last checkpoint
 
 
 def save(progress: Progress, checkpoint: Checkpoint) -> None:
     """Write a checkpoint."""
+    progress.store.sync()
     tensors = _models_out("", progress.server, progress.store)
     tensors["participations"] = torch.from_numpy(progress.participations)
     tensors.update(_scores_out("last", progress.last))
@@ -57,6 +59,7 @@ def save(progress: Progress, checkpoint: Checkpoint) -> None:
         tensors.update(_scores_out(f"{at}/scores", chosen.clients))
     facts = {name: getattr(progress, name) for name in _FACTS}
     checkpoint.save(tensors, {**facts, "chosen": {v: [s.accuracy, s.round] for v, s in progress.selected.items()}})
+    _hold(progress)
 
 
 def resume(progress: Progress, checkpoint: Checkpoint, device: torch.device) -> None:
@@ -65,6 +68,7 @@ def resume(progress: Progress, checkpoint: Checkpoint, device: torch.device) -> 
     if loaded is None:
         return
     tensors, facts = loaded
+    start = progress.store
 
     def below(prefix: str) -> dict[str, torch.Tensor]:
         return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
@@ -72,7 +76,7 @@ def resume(progress: Progress, checkpoint: Checkpoint, device: torch.device) -> 
     def models(at: str) -> tuple[Server, ClientStore]:
         # Which leaves travel may differ from the first round's: their groups are the file's, not the start's.
         server = Server(**grown(below(f"{at}server/"), progress.server.state))
-        store = ClientStore(grown(below(f"{at}initial/"), progress.store.initial["state"]))
+        store = start.empty(grown(below(f"{at}initial/"), progress.store.initial["state"]))
         store.load_state_dict(below(f"{at}client/"))
         return server, store
 
@@ -84,6 +88,12 @@ def resume(progress: Progress, checkpoint: Checkpoint, device: torch.device) -> 
     progress.last = _scores_in(below("last/"))
     for name in _FACTS:
         setattr(progress, name, facts[name])
+    _hold(progress)
+
+
+def _hold(progress: Progress) -> None:
+    """Keep what the checkpoint on the disk speaks of until there is another one."""
+    progress.held = [store.held() for store in (progress.store, *(s.store for s in progress.selected.values()))]
 
 
 def _models_out(prefix: str, server: Server, store: ClientStore) -> dict[str, torch.Tensor]:

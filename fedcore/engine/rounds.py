@@ -18,6 +18,7 @@ from fedcore.data.federation import Federation
 from fedcore.data.resources import bytes_sent
 from fedcore.engine import augment
 from fedcore.engine.checkpoint import Checkpoint
+from fedcore.engine.client_file import ClientFile, DiskStore
 from fedcore.engine.cohorts import draw_cohort
 from fedcore.engine.ensemble import ensemble
 from fedcore.engine.evaluate import Scorer
@@ -93,6 +94,7 @@ class Training:
         """Train all rounds, from the checkpoint if there is one, and return what came of it."""
         tracker = tracker or NullTracker()
         if checkpoint:
+            self.progress.store.keep_in(checkpoint.client_file)
             resume(self.progress, checkpoint, self.examples.device)
         progress = self.progress
         total = self.train.rounds + self.train.newcomer_rounds
@@ -323,7 +325,8 @@ class Training:
             "state": LocalTraining(self.composition, self.net, self.train).init_client(self.initial),
         }
         participations = np.zeros(self.federation.num_total, np.int64)
-        return Progress(server, ClientStore(own), participations, -self.composition.setup_rounds)
+        store = ClientStore(own) if self.train.store == "memory" else DiskStore(own, ClientFile())
+        return Progress(server, store, participations, -self.composition.setup_rounds)
 
     def _kept(self, outcome: Outcome) -> Tree:
         own = self.progress.store.initial

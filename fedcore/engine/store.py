@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from torch import Tensor
 
@@ -46,10 +47,25 @@ class ClientStore:
         other._trees = dict(self._trees)
         return other
 
+    def empty(self, initial: Tree) -> ClientStore:
+        """Return a store of the same kind without any client's tree."""
+        return ClientStore(initial)
+
+    def held(self) -> ClientStore | None:
+        """Return what must stay alive for a checkpoint of this store to stay usable; None here: it holds a copy."""
+        return None
+
+    def keep_in(self, path: Path) -> None:
+        """Use this file for what is kept on the disk; nothing here."""
+
+    def sync(self) -> None:
+        """Have all trees where a checkpoint expects them; nothing here."""
+
     def restaged(self, initial: Tree) -> ClientStore:
         """Return a store with another initial tree; clients keep what they have of its leaves and get the rest."""
-        other = ClientStore(initial)
-        for client, tree in self._trees.items():
+        other = self.empty(initial)
+        for client in self.clients:
+            tree = self.get(client)
             kept = {
                 group: {n: tree[group].get(n, leaf) for n, leaf in initial[group].items()}
                 for group in ("params", "buffers")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from fedcore.engine.evaluate import SPLITS, Scorer, Split, concatenate
@@ -11,6 +12,9 @@ from fedcore.metrics.accuracy import Scores
 from fedcore.types import Params
 
 ClientModels = Callable[[Sequence[int]], Iterator[Outcome]]  # clients -> their models, adapted where the method adapts
+
+
+_GROUP = 1000  # clients whose scores become one array
 
 
 class Evaluation(NamedTuple):
@@ -54,13 +58,21 @@ def evaluate(
         clients = pooled
     else:
         measured = [*seen, *unseen] if has_global or newcomers else [*seen]
-        own = [scorer.own(o.params, o.buffers, o.client) for o in client_models(measured)]
-        clients = {split: concatenate([scores[split] for scores in own]) for split in SPLITS}
+        clients = _own_scores(scorer, client_models(measured))
     for split in SPLITS:
         metrics.update(_named("personal", split, clients[split].take(slice(0, len(seen))).spread()))
         late = clients[split].take(slice(len(seen), None)).spread()
         metrics.update(_named("newcomer" if newcomers else "unseen", split, late))
     return Evaluation(metrics, clients)
+
+
+def _own_scores(scorer: Scorer, models: Iterator[Outcome]) -> dict[Split, Scores]:
+    """Score clients on their own models; memory of a few numbers for each."""
+    parts: dict[Split, list[Scores]] = {split: [] for split in SPLITS}
+    while some := [scorer.own(o.params, o.buffers, o.client) for o in islice(models, _GROUP)]:
+        for split in SPLITS:
+            parts[split].append(concatenate([scores[split] for scores in some]))
+    return {split: concatenate(scores) for split, scores in parts.items()}
 
 
 def _named(view: str, split: str, values: dict[str, float]) -> dict[str, float]:

@@ -36,6 +36,15 @@ def test_rows_are_each_clients_own_in_ascending_order(small: Federation) -> None
     assert small.rows(0, "val").dtype == np.int64
 
 
+def test_rows_of_many_clients_are_those_of_each_in_turn(skewed: Dataset) -> None:
+    table = partitions.make(DirichletPartition(scheme="dirichlet", alpha=0.3, clients=9, min_examples=3), skewed)
+    federation = Federation(skewed, table)
+    for split in ("train", "val", "test"):
+        for clients in (range(9), [7, 2, 2, 0], []):
+            expected = [row for client in clients for row in federation.rows(client, split)]
+            assert federation.rows_of(clients, split).tolist() == expected
+
+
 def test_sizes_and_class_counts(small: Federation) -> None:
     assert (small.num_clients, small.num_unseen, small.num_total) == (2, 1, 3)
     assert small.num_examples.tolist() == small.sizes("train").tolist() == [2, 2, 1]
