@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,13 +137,25 @@ def _against_baseline(comparison: dict[str, Any]) -> list[tuple[str, dict[str, A
 
 
 def _made_of(entry: dict[str, Any]) -> str:
-    """Return method, settings and add-ons in one line, for example ``fedavg + prox (mu 0.01)``."""
+    """Return method, add-ons and what is not at its default in one line, for example ``fedavg + prox (mu 0.1)``."""
+    from fedcore import discovery
 
-    def settings(values: dict[str, Any]) -> str:
-        return f" ({', '.join(f'{k} {v}' for k, v in sorted(values.items()))})" if values else ""
+    def part(name: str, values: dict[str, Any], known: list[str], find: Callable[[str], Any]) -> str:
+        # A method that has gone since it was trained shows all it was trained with.
+        fields = dataclasses.fields(find(name)) if name in known else ()
+        defaults = {field.name: field.default for field in fields}
+        own = {k: v for k, v in sorted(values.items()) if _plain(v) != _plain(defaults.get(k))}
+        return f"{name} ({', '.join(f'{k} {v}' for k, v in own.items())})" if own else name
 
-    parts = [entry["method"] + settings(entry["settings"])]
-    return " + ".join(parts + [name + settings(values) for name, values in sorted(entry["add"].items())])
+    methods, addons = list(discovery.method_names()), list(discovery.addon_names())
+    parts = [part(entry["method"], entry["settings"], methods, discovery.method_class)]
+    for name, values in sorted(entry["add"].items()):
+        parts.append(part(name, values, addons, discovery.addon_class))
+    return " + ".join(parts)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _timing(label: str, seeds: list[int], runs: Path) -> dict[str, Any]:
