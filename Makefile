@@ -24,7 +24,7 @@ experiment: setup ## run a comparison of the papers in a copy: make experiment N
 	@sh experiments/run.sh "$(NAME)"
 
 test: setup ## run the tests (no network, no GPU needed)
-	@$(RUN) python -m pytest -q $(ARGS)
+	@$(RUN) python -m pytest -q -n auto $(ARGS)
 
 test-slow: setup ## run the tests that take more than a minute
 	@$(RUN) python -m pytest -q -m slow $(ARGS)
