@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -247,7 +247,8 @@ class Examples:
         protected: NDArray[np.uint8] | None = None,
     ):
         self.device, self.dtype = device, dtype
-        self.inputs = torch.from_numpy(_writable(inputs)).to(device)
+        # On a CPU the caller's own array, which may lie on disk: a data set is in memory once, or not at all.
+        self.inputs = _shared(inputs).to(device)
         self.are_tokens = self.inputs.dtype in (torch.int32, torch.int64)
         self.labels = torch.from_numpy(np.array(labels)).to(device)
         if protected is None:
@@ -306,11 +307,11 @@ def scaled(inputs: Tensor, scaling: Scaling, dtype: torch.dtype) -> Tensor:
     return (inputs.to(dtype) - scaling.offset) * scaling.scale
 
 
-def _writable(inputs: NDArray[Any]) -> NDArray[Any]:
-    """Return an array that a tensor may share: a file's rows stay in the file, read when they are needed."""
-    if isinstance(inputs, np.memmap) and inputs.filename is not None and isinstance(inputs.base, mmap.mmap):
-        return np.memmap(inputs.filename, inputs.dtype, "c", inputs.offset, inputs.shape)
-    return np.array(inputs)
+def _shared(array: NDArray[Any]) -> Tensor:
+    """Return a tensor of an array's own memory; nobody writes to it, so it may be read-only."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*not writable", UserWarning)
+        return torch.from_numpy(array)
 
 
 def batch_at(batches: Batch, k: int, net: Net) -> Batch:

@@ -15,6 +15,7 @@ from fedcore.trees import stack
 from fedcore.types import Cohort, Params, Population, State, View, cross_entropy
 
 _MAX_BANK = 4_000_000_000  # parameters: 16 GB in single precision
+_MAX_CLIENTS = 20_000  # the server ranks every client for every client: 28 bytes a pair, 11 GB
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class FedFomo(Method):
     client  old                                old_i, like the model; starts at the initial one
     client  weights [M]                        w, scratch of a round
 
-    Costs       M models down, one model and M scalars up; two models per client in the store, N models on the server,
-                M forward passes over the validation split.
+    Costs       M models down, one model and M scalars up; two models per client in the store, N models and N^2 scalars
+                on the server, M forward passes over the validation split. At most 20,000 clients.
     Differs     from the paper: written as a mean of models, to which normalised weights make it equal. Nothing is
                 averaged, so there are no global and unseen views. A client without validation examples trains alone.
                 Candidates are scored by cross-entropy, with the client's own buffers.
@@ -66,6 +67,11 @@ class FedFomo(Method):
     def init_server(self, net: Net, params: Params, population: Population) -> State:
         """Fill the bank with the initial model; pick each client's own and the next ones."""
         total, size = population.num_clients, sum(p.numel() for p in net.initial_params.values())
+        if total > _MAX_CLIENTS:
+            raise ValueError(
+                f"fedfomo ranks every client for every other: {total} clients are more than it can; use at most"
+                f" {_MAX_CLIENTS} clients or another method"
+            )
         if total * size > _MAX_BANK:
             raise ValueError(
                 f"fedfomo keeps every client's model on the server: {total} clients x {size} parameters are more than"

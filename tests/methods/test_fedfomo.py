@@ -133,6 +133,17 @@ def test_a_client_without_validation_examples_trains_alone(executor):
 
 
 def test_a_bank_too_large_is_refused():
+    """A hidden layer of 44,443 units has (5 + 1 + 3) * 44,443 + 3 = 399,990 parameters: 10,000 models are 4e9 - 1e5."""
+    net = toys.net({"name": "mlp", "hidden": [44_443]})
+    with pytest.raises(ValueError, match=r"10001 clients x 399990 parameters are more .* use at most 10000 clients"):
+        FedFomo().init_server(net, net.initial_params, _population(10_001))
+
+
+def test_more_clients_than_can_be_ranked_are_refused():
     net = toys.net()
-    with pytest.raises(ValueError, match=r"100000000 clients x 219 parameters are more than .* use at most 18264840"):
-        FedFomo().init_server(net, net.initial_params, Population(100_000_000, torch.ones(3), stream(0, "server")))
+    with pytest.raises(ValueError, match=r"^fedfomo ranks .*: 20001 clients are more than it can; use at most 20000 "):
+        FedFomo().init_server(net, net.initial_params, _population(20_001))
+
+
+def _population(clients):
+    return Population(clients, torch.ones(3), stream(0, "server"))
