@@ -8,6 +8,7 @@ current folder, which holds dvc.yaml.
 from __future__ import annotations
 
 import csv
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -44,8 +45,13 @@ def reproduce(stage: str) -> None:
 
 
 @task(cache_policy=NO_CACHE, task_run_name="train {label}-{seed}", retries=1, retry_delay_seconds=5)
-def train(label: str, seed: int, on_gpu: bool) -> None:
-    """Train one method with one seed; a retry goes on from the last checkpoint, and has a GPU for itself."""
+def train(label: str, seed: int, on_gpu: bool, folder: str | None = None) -> None:
+    """Train one method with one seed; a retry goes on from the last checkpoint, and has a GPU for itself.
+
+    `folder` is the project's where that is not the current one: on a node of a Ray cluster.
+    """
+    if folder is not None:
+        os.chdir(folder)
     target = f"train@{label}-{seed}"
     log = get_run_logger()
     wanted = None if task_run.run_count > 1 else gpus.needed_bytes(RUNS, label)
@@ -56,13 +62,16 @@ def train(label: str, seed: int, on_gpu: bool) -> None:
 
 
 @flow(name="experiment", task_runner=RUNNER)
-def experiment(gpu: bool | None = None) -> None:
+def experiment(gpu: bool | None = None, ray_address: str | None = None) -> None:
     """Run the whole pipeline of params.yaml: every method with every seed, then the comparison, report and registry.
 
     Parameters
     ----------
     gpu
         Whether a training takes a share of a GPU; None: when one is visible and ``train.device`` allows it.
+    ray_address
+        Where to train: ``host:port`` or ``ray://host:port`` of a Ray cluster whose nodes see this folder under the same
+        path; every training then is a task of the cluster. None: on this machine.
 
     Raises
     ------
@@ -76,7 +85,7 @@ def experiment(gpu: bool | None = None) -> None:
         reproduce(stage)
 
     runs = [(label, seed) for label in config.methods for seed in config.compare.seeds]
-    states = train_all(runs, on_gpu)
+    states = train_all(runs, on_gpu) if ray_address is None else train_on_ray(ray_address, runs, on_gpu)
     failed = [name for name, state in states.items() if not state.is_completed()]
     if failed:
         raise StageError(
@@ -98,6 +107,36 @@ def train_all(runs: list[tuple[str, int]], on_gpu: bool) -> dict[str, State[Any]
     for future in futures:
         future.wait()
     return {name: future.state for name, future in zip(names, futures, strict=True)}
+
+
+def train_on_ray(address: str, runs: list[tuple[str, int]], on_gpu: bool) -> dict[str, State[Any]]:
+    """Train every method with every seed as tasks of a Ray cluster; return the states by ``<label>-<seed>``.
+
+    Raises
+    ------
+    StageError
+        When prefect-ray is not installed, or there is no cluster at this address.
+    """
+    if importlib.util.find_spec("prefect_ray") is None:
+        raise StageError("ray_address needs the package prefect-ray; run `pip install fedcore[ray]`")
+    from prefect_ray import RayTaskRunner
+
+    runner: TaskRunner[Any] = RayTaskRunner(address=address, init_kwargs={"log_to_driver": False})
+    try:
+        states: dict[str, State[Any]] = trainings.with_options(task_runner=runner)(runs, on_gpu, str(Path.cwd()))
+    except ConnectionError as error:
+        said = str(error).splitlines() or [""]
+        raise StageError(f"ray_address: no Ray cluster at '{address}'; start one with `ray start`: {said[0]}") from None
+    return states
+
+
+@flow(name="trainings", validate_parameters=False)
+def trainings(runs: list[tuple[str, int]], on_gpu: bool, folder: str) -> dict[str, State[Any]]:
+    """Train side by side, on as many workers as there are; one that fails does not stop the others."""
+    futures = {f"{label}-{seed}": train.submit(label, seed, on_gpu, folder) for label, seed in runs}
+    for future in futures.values():
+        future.wait()
+    return {name: future.state for name, future in futures.items()}
 
 
 def dvc_repro(target: str, held: gpus.Lease | None = None) -> None:
