@@ -8,6 +8,8 @@ client's own model answered.
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -107,6 +109,16 @@ def _writer(path: Path, service: Service, with_logits: bool) -> Iterator[Any]:
         yield lambda columns: file.write_table(pa.table(columns, schema=schema))
 
 
+@contextmanager
+def _cleaned_up_after_sigterm() -> Iterator[None]:
+    """Let the block's `finally` clauses run when the process is asked to end."""
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m tasks.predict", description=__doc__.splitlines()[0])
@@ -117,7 +129,7 @@ def main() -> None:
     parser.add_argument("--logits", action="store_true", help="also write logit_0, logit_1, ...")
     arguments = parser.parse_args()
     columns = [name for name in arguments.columns.split(",") if name]
-    with opened_version(Path.cwd(), arguments) as version:
+    with _cleaned_up_after_sigterm(), opened_version(Path.cwd(), arguments) as version:
         summary = predict(version.service(), arguments.input, arguments.output, columns, arguments.logits)
         print(f"{version} answered")
     print("\n".join(summary.lines(arguments.output)))

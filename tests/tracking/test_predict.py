@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -306,6 +308,15 @@ def test_a_table_without_rows_gets_an_answer_without_rows(registry: Project, run
     Path("rows.csv").write_text("client_id,x0,x1,x2,x3\n")
     assert run("rows.csv", "answers.csv", "--model", "digits-personal")[0] == 0
     assert len(pd.read_csv("answers.csv")) == 0
+
+
+def test_a_process_asked_to_end_leaves_nothing(registry: Project, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("rows.csv").write_text(GOOD)
+    monkeypatch.setattr(Service, "answer", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    assert run("rows.csv", "answers.csv", "--model", "digits-personal")[0] == 143
+    assert [path.name for path in Path().iterdir()] == ["rows.csv"]
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_token_ids_are_checked(registry: Project, monkeypatch: pytest.MonkeyPatch) -> None:
