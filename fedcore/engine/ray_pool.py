@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import socket
 import sys
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from fedcore.engine.wire import Returned
 _LOSSES = 3  # of one home without a result between them, before the run gives up
 _START = 300.0  # seconds in which all workers must be there
 _PLACE = 60.0  # seconds in which a replacement must be there; after that another worker takes over
+_KNOCK = 10.0  # seconds in which a cluster must take a connection
 _ATTEMPTS = 3  # Ray gives its own processes 30 s to start, which a busy machine may exceed
 
 
@@ -215,8 +218,9 @@ def connect(address: str | None, workers: int) -> bool:
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is not None:
         try:
+            _knock(address)
             ray.init(address=address, **quiet)
-        except (ConnectionError, ValueError, RuntimeError, AssertionError) as error:
+        except (OSError, ValueError, RuntimeError, AssertionError) as error:
             ray.shutdown()
             raise ValueError(
                 f"train.ray.address: no Ray cluster at '{address}' ({_line(error)}); start one with `ray start --head`,"
@@ -237,6 +241,16 @@ def connect(address: str | None, workers: int) -> bool:
         else:
             break
     return True
+
+
+def _knock(address: str) -> None:
+    """Raise OSError or ValueError if nobody listens there: Ray itself tries for minutes, and says so many times."""
+    if address == "auto":
+        return
+    where = urlsplit(address if "://" in address else f"//{address}")
+    if where.hostname is None or where.port is None:
+        raise ValueError("expected host:port, ray://host:port or auto")
+    socket.create_connection((where.hostname, where.port), timeout=_KNOCK).close()
 
 
 def _line(error: BaseException) -> str:

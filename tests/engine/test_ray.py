@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 
 import pytest
 import ray
@@ -35,6 +36,16 @@ def cluster():
         assert ray_pool.connect(None, 8)
         yield
         ray.shutdown()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{port}", "ray://127.0.0.1:{port}", "head", "127.0.0.1:no"])
+def test_an_address_without_a_cluster_is_one_line(address):
+    with socket.socket() as taken:  # bound and not listening: nobody answers, and nobody else can
+        taken.bind(("127.0.0.1", 0))
+        address = address.format(port=taken.getsockname()[1])
+        with pytest.raises(ValueError, match=f"^train.ray.address: no Ray cluster at '{address}' .*`ray start --head`"):
+            toys.run(executor="ray", ray={"address": address})
+    assert not ray.is_initialized()
 
 
 def _leftovers(work):
