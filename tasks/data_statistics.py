@@ -84,7 +84,7 @@ def features(data: Dataset, rows: np.ndarray) -> tuple[tuple[str, ...], np.ndarr
     if inputs.ndim == 2:
         chosen = np.unique(np.linspace(0, inputs.shape[1] - 1, min(inputs.shape[1], MAX_FEATURES)).round().astype(int))
         return tuple(f"feature {number}" for number in chosen), np.asarray(inputs[rows][:, chosen], np.float64)
-    flat = np.asarray(inputs[rows]).reshape(len(rows), inputs.shape[1], -1)
+    flat = np.asarray(inputs[rows]).reshape(len(rows), inputs.shape[1], int(np.prod(inputs.shape[2:])))
     names = [f"channel {number} {what}" for what in ("mean", "deviation") for number in range(inputs.shape[1])]
     return tuple(names), np.concatenate([flat.mean(axis=2), flat.std(axis=2)], axis=1, dtype=np.float64)
 

@@ -173,3 +173,11 @@ def test_statistics_survive_the_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"s\.npz: not readable as statistics of a data set") as caught:
         data_statistics.load(tmp_path / "s.npz")
     assert "\n" not in str(caught.value)
+
+
+def test_images_of_no_rows_have_features_too() -> None:
+    """A night without new examples counts none of them."""
+    data = Dataset("toy", np.zeros((3, 2, 4, 4), np.uint8), np.zeros(3, np.int64), ("a",), (0.0, 0.0), (1.0, 1.0), 3)
+    names, values = data_statistics.features(data, np.empty(0, np.int64))
+    assert len(names) == 4
+    assert values.shape == (0, 4)
