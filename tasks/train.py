@@ -47,6 +47,7 @@ def main() -> None:
     from fedcore.data import dataset, partitions
     from fedcore.data.federation import Federation
     from fedcore.engine.checkpoint import Checkpoint
+    from fedcore.engine.executors import remarks
     from tasks.run_writer import write_run
 
     torch.set_num_threads(1)
@@ -63,6 +64,8 @@ def main() -> None:
     try:
         progress = training.run(tracker, checkpoint)
         lineage |= watch.verdict()
+        for remark in remarks(training.executor, training.train, training.examples.device, training.federation):
+            print(f"note: {remark}", file=sys.stderr)
         if not lineage["clean"]:
             again = f"run `dvc repro -f train@{name}` for a clean one"
             print(f"warning: this run is marked as not clean: {lineage['why']}; {again}", file=sys.stderr)

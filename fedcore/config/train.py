@@ -62,7 +62,7 @@ class Train(Section):
     ray: Ray = Ray()
     # Local steps as compiled functions: where a run is long enough to earn it back, always, or never.
     compile: Literal["auto", "always", "never"] = "auto"
-    workers: Count = 1  # clients trained in parallel by the serial executor, one thread each; processes of ray
+    workers: Count = 1  # clients that train side by side, on a core each; of executor serial, or ray's processes
     block_size: Count | None = None  # clients per block of the stacked executor; None: the whole cohort
     # Where clients' states and own parameters are between rounds; disk: a file beside the checkpoint.
     store: Literal["memory", "disk"] = "memory"

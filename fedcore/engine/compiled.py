@@ -6,16 +6,18 @@ step does beside its matrix products. Whatever cannot be traced or compiled runs
 
 from __future__ import annotations
 
-import operator
+import logging
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedcore.engine.observed import Observed
 from fedcore.trees import Tree
 
 Steps = Callable[[Tree, Any, Any, Any], tuple[Tree, Tensor]]  # carry, batches, view's tensors, round -> carry, loss
@@ -137,10 +139,23 @@ def _compiled(steps: Steps, round: Observed, arguments: Any, tensors: list[Tenso
     graph = make_fx(function, tracing_mode="fake")(*examples)
     # With the wrapper in C++ a call releases the interpreter's lock, so that clients run in threads side by side.
     options = {"cpp_wrapper": True, "cpp.threads": 1, "compile_threads": 1, "fx_graph_cache": False}
-    compiled: Callable[..., list[Tensor]] = inductor(graph, [*examples], options=options)
+    with _without_advice():
+        compiled: Callable[..., list[Tensor]] = inductor(graph, [*examples], options=options)
     with torch.no_grad():
         compiled(*examples)
     return compiled
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Keep PyTorch from warning of a missing CUDA runtime when it compiles for a CPU."""
+    logger = logging.getLogger("torch.utils.cpp_extension")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def flat(tree: Any) -> tuple[list[Tensor], list[Any]]:
@@ -150,7 +165,7 @@ def flat(tree: Any) -> tuple[list[Tensor], list[Any]]:
 
     def visit(node: Any) -> None:
         if isinstance(node, Tensor):
-            tensors.append(_whole(node))
+            tensors.append(node)
         elif isinstance(node, dict):
             plain.append(tuple(node))
             for value in node.values():
@@ -191,87 +206,3 @@ def _like(tensor: Tensor, before: Tensor) -> Tensor:
     if tensor.stride() == before.stride():
         return tensor
     return torch.empty_strided(before.shape, before.stride(), dtype=before.dtype).copy_(tensor)
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """Return the tensor, or its copy where it is a part of another: compiled code looks from where storage begins."""
-    return tensor if tensor.storage_offset() == 0 else tensor.clone()
-
-
-class Observed:
-    """The number of a round that remembers what was asked of it while a function was traced."""
-
-    def __init__(self, value: int):
-        self._value = value
-        self._seen: dict[tuple[Callable[[Any, Any], Any], Any], Any] = {}
-
-    def looks_like(self, round: int) -> bool:
-        """Return whether this round would have given the same answers."""
-        return all(function(round, other) == answer for (function, other), answer in self._seen.items())
-
-    def _see(self, function: Callable[[Any, Any], Any], other: Any) -> Any:
-        answer = function(self._value, other)
-        self._seen[function, other] = answer
-        return answer
-
-    def __lt__(self, other: Any) -> Any:
-        return self._see(operator.lt, other)
-
-    def __le__(self, other: Any) -> Any:
-        return self._see(operator.le, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self._see(operator.gt, other)
-
-    def __ge__(self, other: Any) -> Any:
-        return self._see(operator.ge, other)
-
-    def __eq__(self, other: object) -> Any:
-        return self._see(operator.eq, other)
-
-    def __ne__(self, other: object) -> Any:
-        return self._see(operator.ne, other)
-
-    __hash__ = object.__hash__
-
-    def __mod__(self, other: Any) -> Any:
-        return self._see(operator.mod, other)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._see(operator.floordiv, other)
-
-    def __add__(self, other: Any) -> Any:
-        return self._see(operator.add, other)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._see(operator.sub, other)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._see(operator.mul, other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return self._see(_reversed_power, other)
-
-    def __index__(self) -> int:
-        return int(self._see(_itself, None))
-
-    def __int__(self) -> int:
-        return int(self._see(_itself, None))
-
-    def __float__(self) -> float:
-        return float(self._see(_itself, None))
-
-    def __bool__(self) -> bool:
-        return bool(self._see(_truth, None))
-
-
-def _reversed_power(exponent: Any, base: Any) -> Any:
-    return base**exponent
-
-
-def _itself(value: Any, _: None) -> Any:
-    return value
-
-
-def _truth(value: Any, _: None) -> bool:
-    return bool(value)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 
 import torch
 
@@ -11,6 +13,7 @@ from fedcore.config import Train
 from fedcore.data.federation import Federation
 from fedcore.engine.augment import Augmentation
 from fedcore.engine.compiled import Compiler, can_compile, is_worthwhile
+from fedcore.engine.forked import ForkedExecutor
 from fedcore.engine.local import Examples, LocalTraining
 from fedcore.engine.ray_executor import RayExecutor
 from fedcore.engine.rounds import Executor
@@ -71,7 +74,15 @@ def make_executor(
     compiler = Compiler() if is_compiled else None
     if name == "stacked":
         return StackedExecutor(training, examples, train.block_size, compiler)
-    return SerialExecutor(training, examples, min(train.workers, os.cpu_count() or 1), compiler)
+    workers = min(train.workers, os.cpu_count() or 1)
+    if workers > 1 and compiler is None and examples.device.type == "cpu" and can_fork():
+        return ForkedExecutor(SerialExecutor(training, examples), federation, workers)
+    return SerialExecutor(training, examples, workers, compiler)
+
+
+def can_fork() -> bool:
+    """Return whether a copy of this process would be a whole one: on Linux, while it has a single thread."""
+    return sys.platform == "linux" and threading.active_count() == 1
 
 
 def compiles(train: Train, device: torch.device, federation: Federation) -> bool:
@@ -80,7 +91,18 @@ def compiles(train: Train, device: torch.device, federation: Federation) -> bool
     The length of a run is judged by its parameters alone, so that the same parameters give the same bytes everywhere
     there is a compiler.
     """
-    if train.compile == "never" or device.type != "cpu" or not can_compile():
+    return can_compile() and _should_compile(train, device, federation)
+
+
+def remarks(executor: Executor, train: Train, device: torch.device, federation: Federation) -> list[str]:
+    """Return, in a line each, what of a training ran slower than it could and why."""
+    missing = "local steps ran uncompiled: there is no C++ compiler here (g++ or clang++)"
+    uncompiled = [f"{what} ran uncompiled: {why}" for what, why in executor.uncompiled.items()]
+    return uncompiled if can_compile() or not _should_compile(train, device, federation) else [missing]
+
+
+def _should_compile(train: Train, device: torch.device, federation: Federation) -> bool:
+    if train.compile == "never" or device.type != "cpu":
         return False
     return train.compile == "always" or is_worthwhile(_steps(train, federation))
 

@@ -164,7 +164,9 @@ class LocalTraining:
         """Return the carry after one local step on each of some batches (a leading axis), and the sum of the losses."""
         total = torch.zeros((), dtype=batches.mask.dtype, device=batches.mask.device)
         for k in range(len(batches.y)):
-            carry, loss = self.step(carry, batch_at(batches, k, self.net), view, learning, differentiate)
+            batch = batch_at(batches, k)
+            batch = batch._replace(x=self.net.layout(batch.x))
+            carry, loss = self.step(carry, batch, view, learning, differentiate)
             total = total + loss
         return carry, total
 
@@ -314,10 +316,10 @@ def _shared(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array)
 
 
-def batch_at(batches: Batch, k: int, net: Net) -> Batch:
-    """Return batch `k` of batches with a leading axis, laid out as the model likes it."""
+def batch_at(batches: Batch, k: int) -> Batch:
+    """Return batch `k` of batches with a leading axis."""
     draws = {name: d[k] for name, d in batches.draws.items()}
-    return Batch(net.layout(batches.x[k]), batches.y[k], batches.mask[k], draws, protected=batches.protected[k])
+    return Batch(batches.x[k], batches.y[k], batches.mask[k], draws, protected=batches.protected[k])
 
 
 def validation_batch(jobs: Sequence[Job], examples: Examples) -> Batch | None:

@@ -98,6 +98,11 @@ class RayExecutor:
         parts = ["ray", self.inside, *["compiled"] * self._setup.compiles, *["tree"] * self._folds]
         return ", ".join(parts)
 
+    @property
+    def uncompiled(self) -> dict[str, str]:
+        """Empty: what could not be compiled is known to the workers alone."""
+        return {}
+
     def close(self) -> None:
         """End the workers, and the cluster if it is this run's own."""
         self._resources = (None, 0, None)

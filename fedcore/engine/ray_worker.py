@@ -14,12 +14,12 @@ from fedcore.compose import Composition
 from fedcore.config import Train
 from fedcore.engine.augment import Augmentation
 from fedcore.engine.compiled import Compiler
-from fedcore.engine.local import Assignment, Examples, Folded, Folding, LocalTraining, Outcome
+from fedcore.engine.local import Examples, Folded, Folding, LocalTraining, Outcome
 from fedcore.engine.serial import SerialExecutor
 from fedcore.engine.server import upload
 from fedcore.engine.shares import Share
 from fedcore.engine.stacked import StackedExecutor
-from fedcore.engine.wire import Header, Parcel, Returned, pack_outcome, to_tensors, unpack
+from fedcore.engine.wire import Header, Parcel, Returned, pack_outcome, reduced, to_tensors, unpack
 from fedcore.models.net import Net
 from fedcore.trees import Tree, accumulate, num_bytes
 from fedcore.types import State
@@ -81,7 +81,7 @@ class Worker:
         outcomes = self._executor.train(jobs, assignment)
         if self._setup.folds and assignment.folding is not None:
             outcomes = _folded(outcomes, assignment.folding, parcels[-1].client)
-        return [pack_outcome(_reduced(outcome, assignment)) for outcome in outcomes]
+        return [pack_outcome(reduced(outcome, assignment)) for outcome in outcomes]
 
     def _made(self) -> SerialExecutor | StackedExecutor:
         setup, share = self._setup, self._share
@@ -104,10 +104,3 @@ def _folded(outcomes: Iterator[Outcome], folding: Folding, last: int) -> Iterato
         folded = Folded(total if outcome.client == last else None, num_bytes(sent))
         kept = {n: b for n, b in outcome.buffers.items() if n not in folding.buffers}
         yield replace(outcome, upload={}, buffers=kept, folded=folded)
-
-
-def _reduced(outcome: Outcome, assignment: Assignment) -> Outcome:
-    """Return an outcome without the parameters that nobody wants back."""
-    if assignment.returned is None:
-        return outcome
-    return replace(outcome, params={n: outcome.params[n] for n in assignment.returned})

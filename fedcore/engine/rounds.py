@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -46,6 +46,11 @@ class Executor(Protocol):
     @property
     def name(self) -> str:
         """What the lineage calls it."""
+        ...
+
+    @property
+    def uncompiled(self) -> Mapping[str, str]:
+        """What was to be compiled and could not be, and why."""
         ...
 
     def train(self, jobs: Iterator[Job], assignment: Assignment) -> Iterator[Outcome]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from fedcore.engine.local import (
     validation_batch,
 )
 from fedcore.engine.schedule import Schedule
+from fedcore.engine.turns import Turns
 from fedcore.trees import Tree, tree_map
 from fedcore.types import Batch, State, View
 
@@ -57,6 +57,11 @@ class SerialExecutor:
         """What the lineage calls it."""
         return "serial" if self.compiler is None else "serial, compiled"
 
+    @property
+    def uncompiled(self) -> dict[str, str]:
+        """What was to be compiled and could not be, and why."""
+        return {} if self.compiler is None else self.compiler.reasons
+
     def close(self) -> None:
         """Do nothing: all of it is in this process."""
 
@@ -71,16 +76,18 @@ class SerialExecutor:
                 for job in jobs:
                     yield self._client(job, assignment)
             return
-        queue = iter(jobs)
+        turns = Turns(iter(jobs), self.workers)
+        under_way: dict[Future[Outcome], int] = {}
         with ThreadPoolExecutor(self.workers, initializer=self._enter_thread) as pool:
-            # A few jobs ahead of the yielded one: workers stay busy, memory stays small, order is kept.
-            pending: list[Future[Outcome]] = [
-                pool.submit(self._client, job, assignment) for job in islice(queue, 2 * self.workers)
-            ]
-            while pending:
-                outcome = pending.pop(0).result()
-                pending += [pool.submit(self._client, job, assignment) for job in islice(queue, 1)]
-                yield outcome
+            while True:
+                while len(under_way) < self.workers and (taken := turns.take()) is not None:
+                    number, job = taken
+                    under_way[pool.submit(self._client, job, assignment)] = number
+                if not under_way:
+                    return
+                for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                    turns.put(under_way.pop(future), future.result())
+                yield from turns.due()
 
     def _enter_thread(self) -> None:
         torch.set_num_threads(1)

@@ -22,6 +22,7 @@ from fedcore.engine.local import (
     LocalTraining,
     Outcome,
     as_tensors,
+    batch_at,
     batch_mask,
     scaled,
     validation_batch,
@@ -57,6 +58,11 @@ class StackedExecutor:
     def name(self) -> str:
         """What the lineage calls it."""
         return "stacked" if self.compiler is None else "stacked, compiled"
+
+    @property
+    def uncompiled(self) -> dict[str, str]:
+        """What was to be compiled and could not be, and why."""
+        return {} if self.compiler is None else self.compiler.reasons
 
     def close(self) -> None:
         """Do nothing: all of it is in this process."""
@@ -120,7 +126,7 @@ class StackedExecutor:
             for k in range(len(several.y)):
                 view = partial(_view, common, round=round, phase=phase)
                 step = vmap(lambda c, b, o, v=view: self.training.step(c, b, v(o), learning, by_transform))
-                new, losses = step(carry, _at(several, k), own)
+                new, losses = step(carry, batch_at(several, k), own)
                 if active is not None:
                     new = tree_map(lambda n, o, a=active[k]: torch.where(_lift(a, n), n, o), new, carry)
                     losses = torch.where(active[k], losses, 0.0)
@@ -205,11 +211,6 @@ class _Batches:
 
 def _view(common: dict[str, Any], own: dict[str, Any], *, round: Any, phase: str) -> View:
     return View(**{**common, **own}, round=round, phase=phase)
-
-
-def _at(batches: Batch, k: int) -> Batch:
-    draws = {name: d[k] for name, d in batches.draws.items()}
-    return Batch(batches.x[k], batches.y[k], batches.mask[k], draws, protected=batches.protected[k])
 
 
 def _lift(active: Tensor, like: Tensor) -> Tensor:

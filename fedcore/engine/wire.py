@@ -98,6 +98,13 @@ def unpack(
     )
 
 
+def reduced(outcome: Outcome, assignment: Assignment) -> Outcome:
+    """Return an outcome without the parameters that nobody wants back."""
+    if assignment.returned is None:
+        return outcome
+    return replace(outcome, params={n: outcome.params[n] for n in assignment.returned})
+
+
 def pack_outcome(outcome: Outcome) -> Returned:
     """Return an outcome as arrays."""
     trees = {name: getattr(outcome, name) for name in ("params", "buffers", "state", "upload")}

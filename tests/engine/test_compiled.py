@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from fedcore.engine import serial, stacked
-from fedcore.engine.compiled import Compiler, Observed, can_compile, is_worthwhile, unrolled
-from fedcore.engine.executors import compiles
+from fedcore.engine.compiled import Compiler, can_compile, is_worthwhile, unrolled
+from fedcore.engine.executors import compiles, remarks
+from fedcore.engine.observed import Observed
 from tests import toys
 
 
@@ -55,6 +56,58 @@ def test_what_cannot_be_compiled_runs_as_it_is():
     assert compiler.loop("steps", "key", steps, 0, *arguments) is None
     assert compiler.loop("steps", "key", steps, 1, *arguments) is None
     assert list(compiler.reasons) == ["steps"]
+
+
+def _rounds_seen(steps):
+    """Call one compiler's loop for rounds 0 to 5; return the functions' answers, and the compiler."""
+    compiler, answers = Compiler(), []
+    for round in range(6):
+        loop = compiler.loop("steps", "key", steps, round, {"a": torch.zeros(2)}, torch.ones(3), {})
+        answers.append(None if loop is None else float(loop([torch.zeros(2)], [torch.ones(3)])[0][0][0]))
+    return answers, compiler
+
+
+def test_steps_that_look_at_the_round_get_a_function_for_each_answer():
+    def steps(carry, batches, view, round):
+        return {"a": carry["a"] + (10.0 if round >= 3 else 1.0)}, batches.sum()
+
+    answers, compiler = _rounds_seen(steps)
+    assert answers == [1.0, 1.0, 1.0, 10.0, 10.0, 10.0]
+    assert [len(entry.functions) for entry in compiler._by_structure.values()] == [2]
+
+
+def test_steps_that_use_the_round_itself_are_compiled_four_times_and_then_given_up():
+    def steps(carry, batches, view, round):
+        return {"a": carry["a"] + int(round)}, batches.sum()
+
+    answers, compiler = _rounds_seen(steps)
+    assert answers == [0.0, 1.0, 2.0, 3.0, None, None]
+    assert compiler.reasons == {"steps": "its steps depend on the number of the round"}
+
+
+def test_a_part_of_a_larger_tensor_is_read_where_it_begins():
+    def steps(carry, batches, view, round):
+        return {"a": carry["a"] * batches.sum()}, batches.sum()
+
+    numbers = torch.arange(12.0).reshape(4, 3)
+    loop = Compiler().loop("steps", "key", steps, 0, {"a": torch.ones(2)}, numbers[0], {})
+    (after,), loss = loop([torch.arange(4.0)[2:]], [numbers[2]])
+    assert after.tolist() == [42.0, 63.0]
+    assert float(loss) == 21.0
+
+
+def test_a_run_says_what_ran_uncompiled(monkeypatch):
+    work = toys.training(rounds=1, compile="always")
+    device, fed = work.examples.device, work.federation
+    assert remarks(work.executor, work.train, device, fed) == []
+    work.executor.compiler.reasons["steps of phase 'train'"] = "no luck"
+    assert remarks(work.executor, work.train, device, fed) == ["steps of phase 'train' ran uncompiled: no luck"]
+    monkeypatch.setattr("fedcore.engine.executors.can_compile", lambda: False)
+    plain = toys.training(rounds=1, compile="always")
+    (line,) = remarks(plain.executor, plain.train, device, fed)
+    assert "no C++ compiler" in line
+    short = toys.training(rounds=1)
+    assert remarks(short.executor, short.train, device, fed) == []
 
 
 def test_what_hooks_ask_of_the_round_decides_whether_a_function_serves_it():

@@ -9,8 +9,11 @@ import torch
 
 from fedcore import discovery
 from fedcore.config import ConfigError
+from fedcore.engine import serial, stacked
 from fedcore.engine.checkpoint import Checkpoint
 from fedcore.engine.export import model_bytes, personal_bytes
+from fedcore.engine.forked import ForkedExecutor
+from fedcore.engine.serial import SerialExecutor
 from fedcore.trees import flatten
 from tests import toys
 from tests.engine.test_resume import StoppedError, StopsAt
@@ -43,6 +46,35 @@ def test_executors_agree(name):
     for client in one.store.clients:
         assert toys.distance(flatten(one.store.get(client)), flatten(other.store.get(client))) < 1e-9
     assert (one.download_bytes, one.upload_bytes) == (other.download_bytes, other.upload_bytes)
+
+
+@EVERY
+def test_processes_change_nothing(name):
+    one, other = _work(name, rounds=2), _work(name, rounds=2)
+    inner = SerialExecutor(other.executor.training, other.examples)
+    other.executor = ForkedExecutor(inner, other.federation, 2)
+    one.run(), other.run()
+    assert model_bytes(one) == model_bytes(other)
+    assert personal_bytes(one) == personal_bytes(other)
+    assert toys.equal(flatten(one.progress.server.tree()), flatten(other.progress.server.tree()))
+    assert one.progress.history == other.progress.history
+    other.executor.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["serial", "stacked"])
+@EVERY
+def test_compiled_steps_agree(name, executor, monkeypatch):
+    """Two steps a call, and single ones for what remains; whatever cannot be compiled has to be expected."""
+    for module in (serial, stacked):
+        monkeypatch.setattr(module, "unrolled", lambda num_params, rows: 2)
+    one, other = (_work(name, executor=executor, compile=compile) for compile in ("never", "always"))
+    one.run(), other.run()
+    assert dict(other.executor.uncompiled) == {}
+    assert toys.distance(one.progress.server.params, other.progress.server.params) < 1e-9
+    for client in one.progress.store.clients:
+        mine, same = (flatten(work.progress.store.get(client)) for work in (one, other))
+        assert toys.distance(mine, same) < 1e-9
 
 
 @EVERY
