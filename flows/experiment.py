@@ -11,6 +11,7 @@ import csv
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -139,31 +140,42 @@ def trainings(runs: list[tuple[str, int]], on_gpu: bool, folder: str) -> dict[st
     return {name: future.state for name, future in futures.items()}
 
 
+class LoggedOutput:
+    """A command's output on its way into the run's log.
+
+    Attributes
+    ----------
+    complaint : the first line about an error, or ""
+    """
+
+    def __init__(self, log: Callable[[str], object]) -> None:
+        self.complaint = ""
+        self._log = log
+
+    def take(self, line: str) -> None:
+        """Log a line."""
+        if line:
+            self._log(line)
+        if line.lower().startswith("error"):
+            self.complaint = self.complaint or line
+
+
 def dvc_repro(target: str, held: gpus.Lease | None = None) -> None:
     """Run `dvc repro` for one stage, its output in the run's log; on the leased GPU, if there is one.
 
     Raises
     ------
     StageError
-        When it ends with another exit code than 0; the message carries its last line about an error.
+        When it ends with another exit code than 0; the message carries its first line about an error.
     """
-    log = get_run_logger()
-    complaint = ""
-
-    def on_line(line: str) -> None:
-        nonlocal complaint
-        if line:
-            log.info(line)
-        if line.lower().startswith("error"):
-            complaint = complaint or line
-
+    output = LoggedOutput(get_run_logger().info)
     # Another dvc command, started by hand or by a training beside this one, holds the lock for moments only.
     command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", target]
     environment = {**stage_environment(), **(held.environment if held else {})}
     keep_open = [held.file.fileno()] if held else []
-    code = run(command, on_line=on_line, environment=environment, keep_open=keep_open)
+    code = run(command, on_line=output.take, environment=environment, keep_open=keep_open)
     if code:
-        raise StageError(f"{target} failed with exit code {code}. {complaint}".rstrip())
+        raise StageError(f"{target} failed with exit code {code}. {output.complaint}".rstrip())
 
 
 def gpu_leases() -> Path:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
@@ -24,7 +23,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from flows import gpus
-from flows.experiment import AFTER, StageError, reproduce, stage_environment, train_all
+from flows.experiment import AFTER, LoggedOutput, StageError, reproduce, stage_environment, train_all
 from flows.processes import run
 from flows.secret_values import secret_value
 from tasks.files import read_json
@@ -170,7 +169,7 @@ def finish(night: Night) -> None:
     log.info("report: %s, %s", markdown_file, json_file)
 
 
-def command(arguments: list[str], on_line: Callable[[str], None] | None = None) -> None:
+def command(arguments: list[str]) -> None:
     """Run a command with its output in the run's log.
 
     Raises
@@ -178,22 +177,11 @@ def command(arguments: list[str], on_line: Callable[[str], None] | None = None) 
     StageError
         When its exit code is not 0; the message is its first line about an error.
     """
-    log = get_run_logger()
-    complaint = ""
-
-    def note(line: str) -> None:
-        nonlocal complaint
-        if line:
-            log.info(line)
-        if line.lower().startswith("error"):
-            complaint = complaint or line
-        if on_line is not None:
-            on_line(line)
-
-    code = run(arguments, on_line=note, environment=stage_environment())
+    output = LoggedOutput(get_run_logger().info)
+    code = run(arguments, on_line=output.take, environment=stage_environment())
     if code:
         what = " ".join(arguments[2:4])
-        raise StageError(complaint.removeprefix("error: ") or f"`{what}` ended with exit code {code}")
+        raise StageError(output.complaint.removeprefix("error: ") or f"`{what}` ended with exit code {code}")
 
 
 def _step(module: str, out: Path, *arguments: str) -> Any:
