@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -32,6 +33,15 @@ def skewed() -> Dataset:
     """1,200 rows, 6 classes of unequal size, in no order."""
     labels = np.repeat(np.arange(6), [400, 300, 200, 150, 100, 50])
     return toy_dataset(np.random.Generator(np.random.PCG64(3)).permutation(labels))
+
+
+def one_line(call: Callable[[], object], start: str, *parts: str, error: type[ValueError] = ValueError) -> str:
+    with pytest.raises(error, match=f"^{re.escape(start)}") as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert [part for part in parts if part not in message] == []
+    return message
 
 
 class IdxFiles:

@@ -46,6 +46,12 @@ def test_archives_are_read_in_official_order_and_their_folder_is_left_alone(
     assert dataset.class_names[0] == {"mnist": "0", "fashion_mnist": "T-shirt/top"}[name]
 
 
+def test_mnist_can_be_normalised_officially_too(tmp_path: Path, idx_files: IdxFiles) -> None:
+    idx_files.write(tmp_path / "MNIST" / "raw")
+    data = sources.read(MnistData(name="mnist", root=str(tmp_path), download=False, normalise="official"))
+    assert (255 * 0.4388 - data.offset[0]) * data.scale[0] == pytest.approx(1)  # 0.1307 + 0.3081
+
+
 def test_unpacked_files_do_as_well(tmp_path: Path, idx_files: IdxFiles) -> None:
     idx_files.write(tmp_path / "MNIST" / "raw", *idx_files.plain)
     assert len(mnist(tmp_path)) == 17
