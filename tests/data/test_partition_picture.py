@@ -12,30 +12,21 @@ from fedcore.data import partitions, statistics
 from fedcore.data.dataset import Dataset
 from fedcore.data.partitions import PartitionTable
 from tasks.partition_picture import draw, title
+from tests.data import partition_settings as make
 from tests.data.conftest import toy_dataset
-from tests.data.partition_settings import (
-    dir_client,
-    dominant,
-    k_classes,
-    lg_shards,
-    log_normal,
-    pathological,
-    power_law,
-    shards,
-)
 
 
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (power_law(exponent=1.5), "quantity_power_law, exponent 1.5, seed 0 ("),
-        (log_normal(sigma=0.5), "quantity_log_normal, sigma 0.5, seed 0 ("),
-        (dir_client(alpha=0.1), "dir_client, alpha 0.1, seed 0 ("),
-        (shards(shards=3), "shards, shards 3, seed 0 ("),
-        (k_classes(classes=2, seed=4), "k_classes, classes 2, seed 4 ("),
-        (lg_shards(shards=2), "lg_shards, shards 2, seed 0 ("),
-        (pathological(classes=2), "pathological, classes 2, seed 0 ("),
-        (dominant(share=0.99), "dominant, share 0.99, seed 0 ("),
+        (make.power_law(exponent=1.5), "quantity_power_law, exponent 1.5, seed 0 ("),
+        (make.log_normal(sigma=0.5), "quantity_log_normal, sigma 0.5, seed 0 ("),
+        (make.dir_client(alpha=0.1), "dir_client, alpha 0.1, seed 0 ("),
+        (make.shards(shards=3), "shards, shards 3, seed 0 ("),
+        (make.k_classes(classes=2, seed=4), "k_classes, classes 2, seed 4 ("),
+        (make.lg_shards(shards=2), "lg_shards, shards 2, seed 0 ("),
+        (make.pathological(classes=2), "pathological, classes 2, seed 0 ("),
+        (make.dominant(share=0.99), "dominant, share 0.99, seed 0 ("),
     ],
     ids=lambda value: value.scheme if isinstance(value, Splits) else "",
 )

@@ -17,45 +17,31 @@ from fedcore.config import ConfigError, Splits, valid_schemes
 from fedcore.data import partitions, statistics
 from fedcore.data.dataset import Dataset
 from fedcore.data.partitions import TEST, TRAIN, UNUSED, VALIDATION, PartitionTable
+from tests.data import partition_settings as make
 from tests.data.conftest import toy_dataset
-from tests.data.partition_settings import (
-    assert_same,
-    dir_client,
-    dirichlet,
-    dominant,
-    from_file,
-    iid,
-    k_classes,
-    lg_shards,
-    log_normal,
-    natural,
-    pathological,
-    power_law,
-    shards,
-)
 
 K = 5
 OWN = 6  # clients of the data set's own
 FLOORS = st.integers(1, 10)
 # One draw of settings per scheme that these data can meet: five classes of at least 12 rows, at most 6 clients.
 SETTINGS: dict[str, Callable[..., st.SearchStrategy[Splits]]] = {
-    "iid": lambda **common: st.builds(iid, clients=st.integers(1, 6), **common),
+    "iid": lambda **common: st.builds(make.iid, clients=st.integers(1, 6), **common),
     "quantity_power_law": lambda **common: st.builds(
-        power_law,
+        make.power_law,
         clients=st.integers(1, 6),
         exponent=st.sampled_from([0.0, 0.5, 1.0, 3.0, 20.0]),
         min_examples=FLOORS,
         **common,
     ),
     "quantity_log_normal": lambda **common: st.builds(
-        log_normal,
+        make.log_normal,
         clients=st.integers(1, 6),
         sigma=st.sampled_from([0.0, 0.3, 1.0, 4.0, 20.0]),
         min_examples=FLOORS,
         **common,
     ),
     "dirichlet": lambda **common: st.builds(
-        dirichlet,
+        make.dirichlet,
         clients=st.integers(1, 6),
         alpha=st.sampled_from([0.05, 0.3, 2.0, 100.0]),
         min_examples=st.integers(1, 3),
@@ -63,22 +49,24 @@ SETTINGS: dict[str, Callable[..., st.SearchStrategy[Splits]]] = {
         **common,
     ),
     "dir_client": lambda **common: st.builds(
-        dir_client,
+        make.dir_client,
         clients=st.integers(1, 6),
         alpha=st.sampled_from([1e-9, 0.1, 1.0, 100.0]),
         prior=st.sampled_from(["remaining", "ones"]),
         **common,
     ),
-    "shards": lambda **common: st.builds(shards, clients=st.integers(1, 6), shards=st.integers(1, 5), **common),
-    "k_classes": lambda **common: st.builds(k_classes, clients=st.integers(1, 6), classes=st.integers(1, K), **common),
-    "lg_shards": lambda **common: st.builds(lg_shards, clients=st.just(K), shards=st.integers(1, 12), **common),
+    "shards": lambda **common: st.builds(make.shards, clients=st.integers(1, 6), shards=st.integers(1, 5), **common),
+    "k_classes": lambda **common: st.builds(
+        make.k_classes, clients=st.integers(1, 6), classes=st.integers(1, K), **common
+    ),
+    "lg_shards": lambda **common: st.builds(make.lg_shards, clients=st.just(K), shards=st.integers(1, 12), **common),
     "pathological": lambda **common: st.builds(
-        pathological, clients=st.integers(1, 6), classes=st.integers(1, K), min_examples=st.just(K), **common
+        make.pathological, clients=st.integers(1, 6), classes=st.integers(1, K), min_examples=st.just(K), **common
     ),
     "dominant": lambda **common: st.builds(
-        dominant, clients=st.integers(K, 6), share=st.sampled_from([0.3, 0.8, 0.99, 1.0]), **common
+        make.dominant, clients=st.integers(K, 6), share=st.sampled_from([0.3, 0.8, 0.99, 1.0]), **common
     ),
-    "natural": lambda **common: st.builds(natural, min_examples=FLOORS, **common),
+    "natural": lambda **common: st.builds(make.natural, min_examples=FLOORS, **common),
 }
 # Schemes that may leave rows to nobody.
 LEAVES_SOME = ("dir_client", "k_classes", "pathological")
@@ -139,7 +127,7 @@ def test_every_row_has_one_client_and_one_split_every_time(scheme: str, data: st
     assert not table.rotation.any()
     assert not table.noise.any()
     again = partitions.make(config, dataset)
-    assert_same(table, again)
+    make.assert_same(table, again)
     assert table.content_hash == again.content_hash
 
 
@@ -258,25 +246,25 @@ def test_a_saved_partition_is_read_as_it_was(scheme: str, data: st.DataObject) -
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "p.npz"
         partitions.save(table, path)
-        assert_same(partitions.load(path), table)
+        make.assert_same(partitions.load(path), table)
         # A file without validation rows gets new ones unless it is told not to.
-        again = partitions.make(from_file(path, validation=0.0), dataset)
-    assert_same(again, table)
+        again = partitions.make(make.from_file(path, validation=0.0), dataset)
+    make.assert_same(again, table)
 
 
 @pytest.mark.parametrize(
     "config",
     [
-        power_law(clients=500, exponent=20.0),
-        log_normal(clients=500, sigma=20.0),
-        dir_client(clients=500, alpha=0.05),
-        dir_client(clients=500, alpha=0.05, prior="ones"),
-        shards(clients=500),
-        k_classes(clients=500),
-        lg_shards(clients=500),
-        pathological(clients=500, min_examples=10),
-        dominant(clients=500, share=0.99),
-        iid(clients=500),
+        make.power_law(clients=500, exponent=20.0),
+        make.log_normal(clients=500, sigma=20.0),
+        make.dir_client(clients=500, alpha=0.05),
+        make.dir_client(clients=500, alpha=0.05, prior="ones"),
+        make.shards(clients=500),
+        make.k_classes(clients=500),
+        make.lg_shards(clients=500),
+        make.pathological(clients=500, min_examples=10),
+        make.dominant(clients=500, share=0.99),
+        make.iid(clients=500),
     ],
     ids=lambda config: config.scheme,
 )

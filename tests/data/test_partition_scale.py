@@ -18,33 +18,21 @@ from fedcore.data.dataset import Dataset
 from fedcore.data.federation import Federation
 from tasks.partition import write_clients
 from tasks.partition_picture import draw
+from tests.data import partition_settings as make
 from tests.data.conftest import toy_dataset
-from tests.data.partition_settings import (
-    dir_client,
-    dirichlet,
-    dominant,
-    iid,
-    k_classes,
-    lg_shards,
-    log_normal,
-    natural,
-    pathological,
-    power_law,
-    shards,
-)
 
 PER_CLIENT = 10
 SCHEMES: dict[str, Callable[[int], Splits]] = {
-    "iid": lambda n: iid(clients=n),
-    "quantity_power_law": lambda n: power_law(clients=n, min_examples=2),
-    "quantity_log_normal": lambda n: log_normal(clients=n, min_examples=2),
-    "dirichlet": lambda n: dirichlet(clients=n, alpha=1e6, min_examples=1),
-    "shards": lambda n: shards(clients=n),
-    "k_classes": lambda n: k_classes(clients=n),
-    "lg_shards": lambda n: lg_shards(clients=n),
-    "pathological": lambda n: pathological(clients=n, min_examples=1),
-    "dominant": lambda n: dominant(clients=n),
-    "natural": lambda _: natural(),
+    "iid": lambda n: make.iid(clients=n),
+    "quantity_power_law": lambda n: make.power_law(clients=n, min_examples=2),
+    "quantity_log_normal": lambda n: make.log_normal(clients=n, min_examples=2),
+    "dirichlet": lambda n: make.dirichlet(clients=n, alpha=1e6, min_examples=1),
+    "shards": lambda n: make.shards(clients=n),
+    "k_classes": lambda n: make.k_classes(clients=n),
+    "lg_shards": lambda n: make.lg_shards(clients=n),
+    "pathological": lambda n: make.pathological(clients=n, min_examples=1),
+    "dominant": lambda n: make.dominant(clients=n),
+    "natural": lambda _: make.natural(),
 }
 
 
@@ -98,7 +86,7 @@ def test_ten_times_the_clients_take_no_more_calls(scheme: str, tmp_path: Path) -
 def test_only_dir_client_goes_through_its_clients_one_by_one() -> None:
     """Each draws from what the ones before left: a bounded number of calls a client, not a growing one."""
     small, large = (
-        calls_of(lambda n=n: partitions.make(dir_client(clients=n), examples(n, own=False))) for n in (300, 3_000)
+        calls_of(lambda n=n: partitions.make(make.dir_client(clients=n), examples(n, own=False))) for n in (300, 3_000)
     )
     assert large < 11 * small
     assert large < 60 * 3_000
@@ -120,7 +108,7 @@ def test_memory_is_a_few_numbers_a_row(scheme: str, tmp_path: Path) -> None:
 
 def test_the_picture_of_many_clients_is_a_sample(tmp_path: Path) -> None:
     data = examples(20_000, own=True)
-    table = partitions.make(natural(), data)
+    table = partitions.make(make.natural(), data)
     counts = statistics.label_counts(table, data.labels, 10)
     draw(data, table, counts, tmp_path / "many.png")
     assert (tmp_path / "many.png").stat().st_size < 200_000

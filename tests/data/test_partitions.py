@@ -11,30 +11,19 @@ from fedcore.config import ConfigError, Partition, validate
 from fedcore.data import partitions
 from fedcore.data.dataset import Dataset
 from fedcore.data.partitions import TRAIN, PartitionTable
-from tests.data.partition_settings import (
-    dir_client,
-    dirichlet,
-    dominant,
-    iid,
-    k_classes,
-    lg_shards,
-    log_normal,
-    pathological,
-    power_law,
-    shards,
-)
+from tests.data import partition_settings as make
 
 EVERY = [
-    iid(),
-    power_law(),
-    log_normal(),
-    dirichlet(),
-    dir_client(),
-    shards(),
-    k_classes(),
-    lg_shards(clients=9, shards=2),
-    pathological(),
-    dominant(),
+    make.iid(),
+    make.power_law(),
+    make.log_normal(),
+    make.dirichlet(),
+    make.dir_client(),
+    make.shards(),
+    make.k_classes(),
+    make.lg_shards(clients=9, shards=2),
+    make.pathological(),
+    make.dominant(),
 ]
 
 
@@ -47,12 +36,14 @@ def test_another_seed_deals_other_rows(skewed: Dataset, config: Partition) -> No
 
 
 def test_the_scheme_is_recorded(skewed: Dataset) -> None:
-    table = partitions.make(dirichlet(alpha=0.7, seed=3), skewed)
+    table = partitions.make(make.dirichlet(alpha=0.7, seed=3), skewed)
     recorded = json.loads(table.scheme)
     assert (recorded["scheme"], recorded["alpha"], recorded["seed"], recorded["clients"]) == ("dirichlet", 0.7, 3, 8)
 
 
-@pytest.mark.parametrize("config", [iid(clients=3), dirichlet(clients=3), shards(clients=3)], ids=lambda c: c.scheme)
+@pytest.mark.parametrize(
+    "config", [make.iid(clients=3), make.dirichlet(clients=3), make.shards(clients=3)], ids=lambda c: c.scheme
+)
 def test_one_client_must_be_left_to_train(skewed: Dataset, config: Partition) -> None:
     table = partitions.make(config.model_copy(update={"unseen_clients": 2}), skewed)
     assert (table.num_clients, table.num_unseen, table.num_total) == (1, 2, 3)
@@ -136,11 +127,11 @@ def test_a_table_checks_itself() -> None:
 
 
 def test_a_kept_share_is_the_same_of_every_class_and_dealt_as_if_it_were_all(skewed: Dataset) -> None:
-    whole, part = (partitions.make(dirichlet(keep=keep, min_examples=1), skewed) for keep in (1.0, 0.25))
+    whole, part = (partitions.make(make.dirichlet(keep=keep, min_examples=1), skewed) for keep in (1.0, 0.25))
     sizes = np.bincount(skewed.labels)
     assert (np.bincount(skewed.labels[whole.client >= 0]) == sizes).all()
     kept = part.client >= 0
     assert np.bincount(skewed.labels[kept]).tolist() == [max(round(0.25 * size), 1) for size in sizes.tolist()]
-    small = partitions.make(dirichlet(min_examples=1), skewed.take(np.flatnonzero(kept)))
+    small = partitions.make(make.dirichlet(min_examples=1), skewed.take(np.flatnonzero(kept)))
     assert (part.client[kept] == small.client).all()
     assert (part.split[~kept] == -1).all()
