@@ -14,6 +14,7 @@ from fedcore.data.rows import Rows
 from fedcore.data.sources import npz_blocks
 from fedcore.data.sources.numbering import Values, number_classes, number_clients
 from fedcore.data.sources.own_files import own_files
+from fedcore.data.sources.own_roles import Roles
 from fedcore.data.sources.scaling import UNSCALED, half, standard
 
 _NAMES = ("labels", "clients", "protected")
@@ -54,7 +55,7 @@ def read(config: NpzData, path: Path | None = None) -> Dataset:
     labels, names = number_classes([part.labels for part in parts])
     held = [part.clients for part in parts if part.clients is not None]
     clients, client_names = number_clients(held) if held else (None, ())
-    protected, protected_names = _protected(parts, config)
+    roles = Roles(clients, client_names, *_protected(parts, config))
     with Rows(path) as rows:
         for part in parts:
             first = 0
@@ -63,22 +64,10 @@ def read(config: NpzData, path: Path | None = None) -> Dataset:
                 first += len(block)
     inputs = rows.array()
     if config.images:
-        offset, scale = half(inputs.shape[1])
+        scaling = half(inputs.shape[1])
     else:
-        offset, scale = standard(inputs, num_train) if config.standardise else UNSCALED
-    return Dataset(
-        name=config.name,
-        inputs=inputs,
-        labels=labels,
-        class_names=names,
-        offset=offset,
-        scale=scale,
-        num_train_rows=num_train,
-        clients=clients,
-        client_names=client_names,
-        protected=protected,
-        protected_names=protected_names,
-    )
+        scaling = standard(inputs, num_train) if config.standardise else UNSCALED
+    return Dataset(config.name, inputs, labels, names, *scaling, num_train, **vars(roles))
 
 
 def _file(path: Path, config: NpzData) -> _File:

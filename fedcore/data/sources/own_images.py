@@ -102,19 +102,8 @@ def read_parquet(config: ParquetData, on_progress: OnProgress | None = None, pat
     roles = read_roles(config, parts)
     columns = image_tables.Columns((config.image,), (config.label,))
     table = image_tables.read(files, columns, None, config.channels, config.size, on_progress, path)
-    return Dataset(
-        name=config.name,
-        inputs=table.pixels,
-        labels=table.labels,
-        class_names=table.class_names,
-        offset=half(config.channels)[0],
-        scale=half(config.channels)[1],
-        num_train_rows=sum(table.rows[: len(config.files)]),
-        clients=roles.clients,
-        client_names=roles.client_names,
-        protected=roles.protected,
-        protected_names=roles.protected_names,
-    )
+    num_train, scaling = sum(table.rows[: len(config.files)]), half(config.channels)
+    return Dataset(config.name, table.pixels, table.labels, table.class_names, *scaling, num_train, **vars(roles))
 
 
 def _column(file: Path, name: str) -> Column:

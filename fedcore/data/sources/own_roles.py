@@ -14,7 +14,10 @@ from fedcore.data.sources.numbering import number_clients, number_protected
 
 @dataclass(frozen=True)
 class Roles:
-    """Clients [n] int32, protected attributes [n, P] uint8, and the names of both; None and empty without columns."""
+    """Clients [n] int32, protected attributes [n, P] uint8, and the names of both; None and empty without columns.
+
+    Fields are called as those of `Dataset`, which takes them as ``**vars(roles)``.
+    """
 
     clients: np.ndarray | None
     client_names: tuple[str, ...]

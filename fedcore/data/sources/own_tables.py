@@ -57,20 +57,8 @@ def read(config: CsvData | TableData, path: Path | None = None) -> Dataset:
                 rows.append(block)
     inputs = rows.array()
     num_train = sum(table.num_rows for table in tables[: len(config.files)])
-    offset, scale = standard(inputs, num_train) if config.standardise else UNSCALED
-    return Dataset(
-        name=config.name,
-        inputs=inputs,
-        labels=labels,
-        class_names=names,
-        offset=offset,
-        scale=scale,
-        num_train_rows=num_train,
-        clients=roles.clients,
-        client_names=roles.client_names,
-        protected=roles.protected,
-        protected_names=roles.protected_names,
-    )
+    scaling = standard(inputs, num_train) if config.standardise else UNSCALED
+    return Dataset(config.name, inputs, labels, names, *scaling, num_train, **vars(roles))
 
 
 def feature_names(config: CsvData | TableData) -> list[str]:
