@@ -6,23 +6,29 @@ import csv
 import hashlib
 import json
 import shutil
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
+from tasks.parameters import run_step
 from tasks.tracking_store import prepare_database
 
 SHAPE, CLASSES = (1, 2, 2), 3
 OFFSET, SCALE = 8.0, 0.125
 ROUNDS = (1, 2, 3)
+
+Run = Callable[..., tuple[int, list[str], list[str]]]
+CommandLine = Callable[[ModuleType], Run]
 
 
 @pytest.fixture(autouse=True)
@@ -215,6 +221,39 @@ def registry(_registry: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{_registry.root}/mlruns/mlflow.db")
     return _registry
+
+
+def logits_by_hand(project: Project, clients: list[int | None], inputs: np.ndarray) -> np.ndarray:
+    """(x - offset) * scale, one linear layer: that of the client, or the global one."""
+    own = load_file(project.root / "runs" / "local-0" / "personal.safetensors")
+    shared = load_file(project.root / "runs" / "fedavg-0" / "model.safetensors")
+    rows = []
+    for client, x in zip(clients, inputs, strict=True):
+        row = {3: 0, 7: 1}.get(client)  # type: ignore[call-overload]
+        weights = shared if row is None else {name: own[f"own/{name}"][row] for name in shared}
+        rows.append(weights["head.weight"] @ ((x - OFFSET) * SCALE) + weights["head.bias"])
+    return np.array(rows)
+
+
+@pytest.fixture
+def command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """Make a step's command: it returns the exit code and the lines of standard output and of standard error."""
+
+    def command_of(step: ModuleType) -> Run:
+        def command(*arguments: str) -> tuple[int, list[str], list[str]]:
+            monkeypatch.setattr(sys, "argv", [step.__name__.rpartition(".")[2], *arguments])
+            capsys.readouterr()
+            code = 0
+            try:
+                run_step(step.main)
+            except SystemExit as stop:
+                code = int(stop.code or 0)
+            captured = capsys.readouterr()
+            return code, captured.out.splitlines(), captured.err.splitlines()
+
+        return command
+
+    return command_of
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,9 +20,7 @@ from fedcore.engine.export import Predictor, load_predictor
 from fedcore.seeds import stream
 from tasks import export_onnx as step
 from tasks.export_onnx import onnx_bytes, session
-from tasks.parameters import run_step
-from tests.tracking.conftest import Project
-from tests.tracking.test_predict import logits_by_hand
+from tests.tracking.conftest import CommandLine, Project, Run, logits_by_hand
 
 IMAGE, COLOUR = (1, 8, 8), (3, 8, 8)
 MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
@@ -151,23 +147,9 @@ def test_a_graph_that_differs_is_not_written(tmp_path: Path, monkeypatch: pytest
         onnx_bytes(predictor, None, {})
 
 
-Run = Callable[..., tuple[int, list[str], list[str]]]
-
-
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def command(*arguments: str) -> tuple[int, list[str], list[str]]:
-        monkeypatch.setattr(sys, "argv", ["export_onnx", *arguments])
-        capsys.readouterr()
-        code = 0
-        try:
-            run_step(step.main)
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out.splitlines(), captured.err.splitlines()
-
-    return command
+def run(command_line: CommandLine) -> Run:
+    return command_line(step)
 
 
 @pytest.mark.parametrize("client", [pytest.param(None, marks=pytest.mark.slow), 7])

@@ -6,8 +6,6 @@ import argparse
 import os
 import shutil
 import signal
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,53 +13,24 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
-from safetensors.numpy import load_file
 
 from fedcore.engine.serving import Service
 from tasks import predict as step
 from tasks import question_files
-from tasks.parameters import run_step
 from tasks.question_files import read_questions
 from tasks.register import register
 from tasks.served_version import opened_version
-from tests.tracking.conftest import CLASSES, OFFSET, SCALE, Project
-
-Run = Callable[..., tuple[int, list[str], list[str]]]
+from tests.tracking.conftest import CLASSES, CommandLine, Project, Run, logits_by_hand
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command; return the exit code and the lines of standard output and of standard error."""
-
-    def command(*arguments: str) -> tuple[int, list[str], list[str]]:
-        monkeypatch.setattr(sys, "argv", ["predict", *arguments])
-        capsys.readouterr()
-        code = 0
-        try:
-            run_step(step.main)
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out.splitlines(), captured.err.splitlines()
-
-    return command
+def run(command_line: CommandLine) -> Run:
+    return command_line(step)
 
 
 def table(clients: list[int], inputs: np.ndarray | None = None) -> pd.DataFrame:
     inputs = np.arange(4 * len(clients)).reshape(-1, 4) % 17 if inputs is None else inputs
     return pd.DataFrame({"client_id": clients} | {f"x{number}": inputs[:, number] for number in range(4)})
-
-
-def logits_by_hand(project: Project, clients: list[int | None], inputs: np.ndarray) -> np.ndarray:
-    """(x - offset) * scale, one linear layer: that of the client, or the global one."""
-    own = load_file(project.root / "runs" / "local-0" / "personal.safetensors")
-    shared = load_file(project.root / "runs" / "fedavg-0" / "model.safetensors")
-    rows = []
-    for client, x in zip(clients, inputs, strict=True):
-        row = {3: 0, 7: 1}.get(client)  # type: ignore[call-overload]
-        weights = shared if row is None else {name: own[f"own/{name}"][row] for name in shared}
-        rows.append(weights["head.weight"] @ ((x - OFFSET) * SCALE) + weights["head.bias"])
-    return np.array(rows)
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
@@ -235,45 +204,27 @@ def test_a_list_with_a_value_that_is_not_finite(registry: Project, run: Run) -> 
     assert err == ["error: rows.parquet: feature 1 in row 1 is inf, expected a finite number"]
 
 
+FILES = ("rows.csv", "a.csv")
 ARGUMENTS = {
     "no such input": (("none.csv", "a.csv"), "none.csv: does not exist"),
     "input of another kind": (("rows.xlsx", "a.csv"), "rows.xlsx: expected a file ending in .csv or .parquet"),
     "output of another kind": (("rows.csv", "a.json"), "a.json: expected a file ending in .csv or .parquet"),
     "output over input": (("rows.csv", "./rows.csv"), "rows.csv: is the input; the output needs another name"),
-    "no such model": (
-        ("rows.csv", "a.csv", "--model", "digit-personal"),
-        "there is no registered model 'digit-personal'; did you mean 'digits-personal'?"
-        " Valid: digits-global, digits-personal",
-    ),
-    "no such alias": (
-        ("rows.csv", "a.csv", "--model", "digits-personal@champ"),
-        "model 'digits-personal' has no alias 'champ'; did you mean 'champion'? Valid: champion",
-    ),
-    "no such version": (
-        ("rows.csv", "a.csv", "--model", "digits-personal", "--version", "9"),
-        "model 'digits-personal' has no version 9; valid: 1",
-    ),
-    "version that is none": (
-        ("rows.csv", "a.csv", "--model", "digits-personal", "--version", "latest"),
-        "version 'latest' is no number; expected 1, 2, ...",
-    ),
-    "alias and version": (
-        ("rows.csv", "a.csv", "--model", "digits-personal@champion", "--version", "1"),
-        "model 'digits-personal@champion' names an alias, so version '1' is one too many; give one of them",
-    ),
-    "model and kind": (
-        ("rows.csv", "a.csv", "--model", "digits-personal", "--kind", "global"),
-        "model 'digits-personal' says which kind, so kind 'global' is one too many",
-    ),
-    "few columns": (
-        ("rows.csv", "a.csv", "--model", "digits-personal", "--columns", "x0,x1"),
-        "2 columns are named, expected 4 (1 x 2 x 2)",
-    ),
-    "wrong column": (
-        ("rows.csv", "a.csv", "--model", "digits-personal", "--columns", "x0,x1,x2,y3"),
-        "rows.csv: there is no column 'y3'. Valid: client_id, x0, x1, x2, x3",
-    ),
-}
+    "no such model": ((*FILES, "--model", "digit-personal"), "there is no registered model 'digit-personal'; did you"
+                      " mean 'digits-personal'? Valid: digits-global, digits-personal"),
+    "no such alias": ((*FILES, "--model", "digits-personal@champ"), "model 'digits-personal' has no alias 'champ'; did"
+                      " you mean 'champion'? Valid: champion"),
+    "no such version": ((*FILES, "--version", "9"), "model 'digits-personal' has no version 9; valid: 1"),
+    "version that is none": ((*FILES, "--version", "latest"), "version 'latest' is no number; expected 1, 2, ..."),
+    "alias and version": ((*FILES, "--model", "digits-personal@champion", "--version", "1"), "model"
+                          " 'digits-personal@champion' names an alias, so version '1' is one too many; give one of"
+                          " them"),
+    "model and kind": ((*FILES, "--kind", "global"), "model 'digits-personal' says which kind, so kind 'global' is one"
+                       " too many"),
+    "few columns": ((*FILES, "--columns", "x0,x1"), "2 columns are named, expected 4 (1 x 2 x 2)"),
+    "wrong column": ((*FILES, "--columns", "x0,x1,x2,y3"), "rows.csv: there is no column 'y3'. Valid: client_id, x0,"
+                     " x1, x2, x3"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", ARGUMENTS)

@@ -23,8 +23,7 @@ import pytest
 
 from tasks.serve_model import application, one_line
 from tasks.served_version import opened_version
-from tests.tracking.conftest import Project
-from tests.tracking.test_predict import logits_by_hand
+from tests.tracking.conftest import Project, logits_by_hand
 
 X = [0, 1, 2, 16]  # whole numbers, as pixels are
 JSON = "application/json"
