@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from tasks import model_folder
 from tasks import register as step
 from tasks.register import choose, register
 from tasks.run_folder import read_runs
@@ -128,7 +129,7 @@ def test_a_version_carries_signature_example_lineage_and_no_pickle(project: Proj
     } <= names
     assert not [name for name in names if name.endswith((".pkl", ".pickle", ".pyc", ".pt", ".pth"))]
     requirements = (folder / "requirements.txt").read_text().split()
-    assert {line.split("==")[0] for line in requirements} == set(step.PACKAGES)
+    assert {line.split("==")[0] for line in requirements} == set(model_folder.PACKAGES)
     assert "+" not in "".join(requirements)
     example = json.loads((folder / "input_example.json").read_text())
     assert example == {"columns": ["client_id", "features"], "data": [[3, [0, 1, 2, 3]], [3, [4, 5, 6, 7]]]}
@@ -136,7 +137,7 @@ def test_a_version_carries_signature_example_lineage_and_no_pickle(project: Proj
 
 def test_the_global_model_holds_nobodys_personal_weights(project: Project, tmp_path: Path) -> None:
     folder = project.add("local", 0)
-    step.save_model(tmp_path / "model", folder, "global", project.dataset)
+    model_folder.save_model(tmp_path / "model", folder, "global", project.dataset)
     personal = load_file(tmp_path / "model" / "artifacts" / "run" / "personal.safetensors")
     assert {name: array.tolist() for name, array in personal.items()} == {"clients": []}
 
@@ -268,5 +269,5 @@ def test_a_comparison_of_something_else_is_refused(project: Project, monkeypatch
 
 def test_the_data_set_must_be_there_for_the_example(project: Project) -> None:
     with pytest.raises(ValueError, match=r"inputs\.npy: does not exist; run `dvc repro prepare`"):
-        step.input_example(project.root / "nowhere", "global", 0)
+        model_folder.input_example(project.root / "nowhere", "global", 0)
     assert np.load(project.dataset / "inputs.npy").shape[1:] == SHAPE
