@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,11 +11,12 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, linear
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fedcore.addons.base import Addon
 from fedcore.config import Train
 from fedcore.methods.base import Phase, named
+from fedcore.models import perceptron
 from fedcore.models.net import Net
 from fedcore.types import Batch, Output, Params, State, View
 
@@ -91,15 +91,7 @@ class Adversary(Addon):
 
     def extra_params(self, net: Net, generator: np.random.Generator) -> Params:
         """Bring r, drawn as `torch.nn.Linear` draws."""
-        like = next(iter(net.initial_params.values()))
-        params = {}
-        widths = [net.feature_dim, *self.hidden, self.attributes]
-        for layer, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
-            bound = inputs**-0.5
-            for name, shape in (("weight", (outputs, inputs)), ("bias", (outputs,))):
-                drawn = generator.uniform(-bound, bound, shape)
-                params[f"{_PREFIX}{layer}.{name}"] = torch.as_tensor(drawn, dtype=like.dtype, device=like.device)
-        return params
+        return perceptron.draw(net, _PREFIX, [net.feature_dim, *self.hidden, self.attributes], generator)
 
     def is_shared(self, net: Net, name: str) -> bool:
         """Share r if asked to."""
@@ -118,12 +110,12 @@ class Adversary(Addon):
     ) -> tuple[Tensor | float, State]:
         """Return r's own loss in its phase; what hides the attributes from it elsewhere."""
         if view.phase == _PHASE:
-            losses = _cross_entropies(self._logits(params, output.features.detach()), batch.protected)
+            losses = _cross_entropies(_logits(params, output.features.detach()), batch.protected)
             return self.rate * batch.mean(losses).mean(), state
         if view.round < 0 or not any(self.strengths):
             return 0.0, state
         constant = {n: p.detach() for n, p in params.items() if n.startswith(_PREFIX)}
-        logits = self._logits(constant, output.features)
+        logits = _logits(constant, output.features)
         if self.objective == "confusion":
             terms = _cross_entropies(logits, torch.full_like(batch.protected, 0.5)) - math.log(2)
         else:
@@ -134,13 +126,11 @@ class Adversary(Addon):
         """Return r's outputs [B, P], between 0 and 1; None where `params` has no r."""
         if not any(n.startswith(_PREFIX) for n in params):
             return None
-        return torch.sigmoid(self._logits(params, features))
+        return torch.sigmoid(_logits(params, features))
 
-    def _logits(self, params: Params, z: Tensor) -> Tensor:
-        own = named(params, _PREFIX)
-        for layer in range(len(self.hidden) + 1):
-            z = linear(torch.relu(z) if layer else z, own[f"{layer}.weight"], own[f"{layer}.bias"])
-        return z
+
+def _logits(params: Params, features: Tensor) -> Tensor:
+    return perceptron.forward(named(params, _PREFIX), features)
 
 
 def _cross_entropies(logits: Tensor, attributes: Tensor) -> Tensor:

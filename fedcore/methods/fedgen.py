@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -14,6 +13,7 @@ from torch.func import grad
 
 from fedcore.config import Train
 from fedcore.methods.base import Fit, Method, named
+from fedcore.models import perceptron
 from fedcore.models.net import Net
 from fedcore.trees import add, stack, subtract, zeros_like
 from fedcore.types import Batch, ClientInfo, Cohort, Params, Population, State, View, cross_entropy
@@ -73,15 +73,8 @@ class FedGen(Method):
 
     def extra_params(self, net: Net, generator: np.random.Generator) -> Params:
         """Bring G, which travels down only."""
-        like = next(iter(net.initial_params.values()))
-        params = {}
-        sizes = [self.noise + net.num_classes, self.hidden, net.feature_dim]
-        for layer, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
-            bound = inputs**-0.5
-            for name, shape in (("weight", (outputs, inputs)), ("bias", (outputs,))):
-                drawn = generator.uniform(-bound, bound, shape)
-                params[f"{_GEN}{layer}.{name}"] = torch.as_tensor(drawn, dtype=like.dtype, device=like.device)
-        return params
+        widths = [self.noise + net.num_classes, self.hidden, net.feature_dim]
+        return perceptron.draw(net, _GEN, widths, generator)
 
     def is_trained(self, net: Net, name: str, phase: str) -> bool:
         """Leave G as received."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -12,10 +11,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 from torch.func import grad
-from torch.nn.functional import linear
 
 from fedcore.config import Train, nearest
 from fedcore.methods.base import Fit, Local, Method, named
+from fedcore.models import perceptron
 from fedcore.models.net import Net
 from fedcore.types import Batch, ClientInfo, Params, State, View, cross_entropy
 
@@ -94,18 +93,11 @@ class LgFedavg(Method):
         """Bring a, drawn as `torch.nn.Linear` draws."""
         if not self.has_auxiliary:
             return {}
-        like = next(iter(net.initial_params.values()))
         inputs = int(np.prod(net.layer_shape(self.auxiliary_layer)))
         values = int(np.prod(net.input_shape))
         outputs = {"supervised": net.num_classes, "autoencode": values, "rotation": 4}[self.auxiliary]
-        widths = [inputs, self.auxiliary_hidden, outputs] if self.auxiliary_hidden else [inputs, outputs]
-        params = {}
-        for layer, (before, after) in enumerate(itertools.pairwise(widths)):
-            bound = before**-0.5
-            for name, shape in (("weight", (after, before)), ("bias", (after,))):
-                drawn = generator.uniform(-bound, bound, shape)
-                params[f"{_AUX}{layer}.{name}"] = torch.as_tensor(drawn, dtype=like.dtype, device=like.device)
-        return params
+        widths = [inputs, *([self.auxiliary_hidden] if self.auxiliary_hidden else []), outputs]
+        return perceptron.draw(net, _AUX, widths, generator)
 
     def is_shared(self, net: Net, name: str, round: int) -> bool:
         """Share the whole model in stage 1, then the global layers; never a. Set-up rounds are as round 0."""
@@ -186,23 +178,11 @@ class LgFedavg(Method):
         if self.auxiliary == "rotation":
             target = batch.draws[_TURNS][: len(batch.y)]
             x = _turned(x, target)
-        said = _auxiliary_head(named(params, _AUX), self._represent(net, params, x))
+        h = net.output(params, x, self.auxiliary_layer).flatten(1)
+        said = perceptron.forward(named(params, _AUX), h)
         reconstructs = self.auxiliary == "autoencode"
         losses = (said - x.flatten(1)).pow(2).mean(-1) if reconstructs else cross_entropy(said, target)
         return self.auxiliary_weight * batch.mean(losses)
-
-    def _represent(self, net: Net, params: Params, x: Tensor) -> Tensor:
-        """Return h [B, D] of inputs [B, ...]."""
-        if self.auxiliary_layer is None:
-            return net.features(params, x)
-        seen: list[Tensor] = []
-
-        def look(z: Tensor) -> Tensor:
-            seen.append(z)
-            return z
-
-        net.features(params, x, {self.auxiliary_layer: look})
-        return seen[0].flatten(1)
 
     def _is_global(self, name: str) -> bool:
         return any(name.startswith(f"{layer}.") for layer in self.global_layers)
@@ -210,11 +190,6 @@ class LgFedavg(Method):
     def _is_stage_2(self, view: View) -> bool:
         """Return whether this is local training of stage 2, and no phase of an add-on."""
         return view.phase == "train" and view.round >= self.fedavg_rounds
-
-
-def _auxiliary_head(head: Params, h: Tensor) -> Tensor:
-    z = linear(h, head["0.weight"], head["0.bias"])
-    return linear(torch.relu(z), head["1.weight"], head["1.bias"]) if "1.weight" in head else z
 
 
 def _turned(images: Tensor, turns: Tensor) -> Tensor:

@@ -164,6 +164,10 @@ class Net:
                 begin = count
         return self._call("body", params, x, slice(begin, None))
 
+    def output(self, params: Mapping[str, Tensor], x: Tensor, layer: str | None) -> Tensor:
+        """Return the output [B, ...] of a layer of the body on inputs [B, ...]; None is the whole body."""
+        return self._call("body", params, x, slice(0, None if layer is None else self._layers[layer]))
+
     def classify(self, params: Mapping[str, Tensor], z: Tensor) -> Tensor:
         """Return the head's logits [B, Y] of features [B, D]."""
         return self._call("head", params, z)
