@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedcore.compose import Composition
 from fedcore.engine.checkpoint import Checkpoint
 from fedcore.engine.evaluate import SPLITS, Split
+from fedcore.engine.local import Outcome
 from fedcore.engine.server import Server
 from fedcore.engine.store import ClientStore, grown
+from fedcore.engine.views import Evaluation
 from fedcore.metrics.accuracy import Scores
-from fedcore.trees import flatten
+from fedcore.models.net import Net
+from fedcore.trees import Tree, flatten
 
 _FACTS = ("next_round", "download_bytes", "upload_bytes", "history", "timing")
 
@@ -45,6 +49,47 @@ class Progress:
     last: dict[Split, Scores] = field(default_factory=dict)
     selected: dict[str, Selection] = field(default_factory=dict)  # by view, "global" and "personal"
     held: list[ClientStore | None] = field(default_factory=list)  # of the last checkpoint
+
+    def keep(self, outcome: Outcome) -> None:
+        """Store what stays with a client after its local training, and count that it took part."""
+        own = self.store.initial
+        kept: Tree = {
+            "params": {n: outcome.params[n] for n in own["params"]},
+            "buffers": {n: outcome.buffers[n] for n in own["buffers"]},
+            "state": outcome.state,
+        }
+        self.store.put(outcome.client, kept)
+        self.participations[outcome.client] += 1
+
+    def restage(self, composition: Composition, net: Net, round: int) -> None:
+        """Let the leaves that stop travelling in this round stay with the clients, at the server's values."""
+        server, initial = self.server, self.store.initial
+        params = {**initial["params"], **server.params}
+        buffers = {**initial["buffers"], **server.buffers}
+        shared = composition.shared_names(net, [*params, *buffers], round)
+        if shared == {*server.params, *server.buffers}:
+            return
+        own: Tree = {
+            "params": {n: p for n, p in params.items() if n not in shared},
+            "buffers": {n: b for n, b in buffers.items() if n not in shared},
+            "state": initial["state"],
+        }
+        self.store = self.store.restaged(own)
+        self.server = replace(
+            server,
+            params={n: p for n, p in params.items() if n in shared},
+            buffers={n: b for n, b in buffers.items() if n in shared},
+        )
+
+    def select(self, result: Evaluation, round: int) -> None:
+        """Note a round's evaluation; select its models for every view with the best validation accuracy so far."""
+        self.last = result.clients
+        for view in ("global", "personal"):
+            # Without validation examples the last round is chosen.
+            accuracy = result.metrics.get(f"{view}/val/accuracy", float(round))
+            best = self.selected.get(view)
+            if f"{view}/test/accuracy" in result.metrics and (best is None or accuracy > best.accuracy):
+                self.selected[view] = Selection(accuracy, round, self.server, self.store.copy(), result.clients)
 
 
 def save(progress: Progress, checkpoint: Checkpoint) -> None:

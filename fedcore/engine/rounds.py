@@ -25,7 +25,7 @@ from fedcore.engine.evaluate import Scorer
 from fedcore.engine.leakage import protected_metrics
 from fedcore.engine.local import Assignment, Examples, Folding, Job, LocalTraining, Outcome
 from fedcore.engine.optim import learning_rate, step_mass
-from fedcore.engine.progress import Progress, Selection, resume, save
+from fedcore.engine.progress import Progress, resume, save
 from fedcore.engine.schedule import schedule
 from fedcore.engine.server import Reduction, Server
 from fedcore.engine.store import ClientStore
@@ -107,7 +107,7 @@ class Training:
         saved_at = time.monotonic()
         for round in range(progress.next_round, total):
             began = time.perf_counter()
-            self._restage(round)
+            progress.restage(self.composition, self.net, round)
             metrics = {"train/loss": self._train_round(round)}
             trained = time.perf_counter()
             done = round + 1
@@ -146,8 +146,7 @@ class Training:
             if composition.method.collects_uploads:
                 uploads.append(outcome.upload["method"])
             if round >= 0:
-                progress.store.put(outcome.client, self._kept(outcome))
-                progress.participations[outcome.client] += 1
+                progress.keep(outcome)
             loss += float(outcome.loss) * outcome.steps
             steps += outcome.steps
         progress.upload_bytes += reduction.bytes
@@ -255,14 +254,7 @@ class Training:
         if self.composition.measures_protected:
             models = self._own_models(range(self.federation.num_clients), round, adapt)
             result.metrics.update(protected_metrics(self.scorer, models, self.seed, self._is_last(round)))
-        progress.last = result.clients
-        for view in ("global", "personal"):
-            # Without validation examples the last round is chosen.
-            accuracy = result.metrics.get(f"{view}/val/accuracy", float(round))
-            best = progress.selected.get(view)
-            if f"{view}/test/accuracy" in result.metrics and (best is None or accuracy > best.accuracy):
-                chosen = Selection(accuracy, round, server, progress.store.copy(), result.clients)
-                progress.selected[view] = chosen
+        progress.select(result, round)
         return result
 
     def _is_last(self, round: int) -> bool:
@@ -296,29 +288,6 @@ class Training:
             job = self._job(client, round, (), "adapt")
             yield Outcome(client, personal(self.net, job.params), job.buffers, {}, {}, torch.zeros(()), 0)
 
-    # --- state ---
-
-    def _restage(self, round: int) -> None:
-        """Let the leaves that stop travelling in this round stay with the clients, at the server's values."""
-        progress, server = self.progress, self.progress.server
-        initial = progress.store.initial
-        params = {**initial["params"], **server.params}
-        buffers = {**initial["buffers"], **server.buffers}
-        shared = self.composition.shared_names(self.net, [*params, *buffers], round)
-        if shared == {*server.params, *server.buffers}:
-            return
-        own: Tree = {
-            "params": {n: p for n, p in params.items() if n not in shared},
-            "buffers": {n: b for n, b in buffers.items() if n not in shared},
-            "state": initial["state"],
-        }
-        progress.store = progress.store.restaged(own)
-        progress.server = replace(
-            server,
-            params={n: p for n, p in params.items() if n in shared},
-            buffers={n: b for n, b in buffers.items() if n in shared},
-        )
-
     def _start(self) -> Progress:
         counts = self.federation.class_counts[: self.federation.num_clients].sum(0)
         counts = self.examples.scale.new_tensor(counts.tolist())
@@ -332,11 +301,3 @@ class Training:
         participations = np.zeros(self.federation.num_total, np.int64)
         store = ClientStore(own) if self.train.store == "memory" else DiskStore(own, ClientFile())
         return Progress(server, store, participations, -self.composition.setup_rounds)
-
-    def _kept(self, outcome: Outcome) -> Tree:
-        own = self.progress.store.initial
-        return {
-            "params": {n: outcome.params[n] for n in own["params"]},
-            "buffers": {n: outcome.buffers[n] for n in own["buffers"]},
-            "state": outcome.state,
-        }
