@@ -29,7 +29,7 @@ class StopsAt:
         pass
 
 
-def _leftovers(work):
+def leftovers(work):
     progress = work.progress
     return (
         model_bytes(work),
@@ -42,23 +42,27 @@ def _leftovers(work):
     )
 
 
-@pytest.mark.parametrize("executor", ["serial", "stacked"])
-@pytest.mark.parametrize("method", ["fedavg", "local", "fedavg_ft"])
-def test_resumed_equals_uninterrupted(tmp_path, method, executor):
-    settings = {"rounds": 7, "participation": 0.6, "checkpoint_every": 2, "executor": executor, "lr_decay": 0.9}
-    whole = toys.training(toys.composition(method), **settings)
+def assert_resumes(make, checkpoint):
+    """Stop a training of 7 rounds, a checkpoint every 2, one round after a checkpoint, twice; `make` makes it anew."""
+    whole = make()
     whole.run()
-    checkpoint = Checkpoint(tmp_path / "run.safetensors", "key")
     for stop, resumed_at in ((3, 0), (6, 2), (None, 4)):
-        tracker = StopsAt(stop)
-        work = toys.training(toys.composition(method), **settings)
+        tracker, work = StopsAt(stop), make()
         if stop:
             with pytest.raises(StoppedError):
                 work.run(tracker, checkpoint)
         else:
             work.run(tracker, checkpoint)
-            assert _leftovers(work) == _leftovers(whole)
+            assert leftovers(work) == leftovers(whole)
         assert tracker.resumed_at == resumed_at
+
+
+@pytest.mark.parametrize("executor", ["serial", "stacked"])
+@pytest.mark.parametrize("method", ["fedavg", "local", "fedavg_ft"])
+def test_resumed_equals_uninterrupted(tmp_path, method, executor):
+    settings = {"rounds": 7, "participation": 0.6, "checkpoint_every": 2, "executor": executor, "lr_decay": 0.9}
+    checkpoint = Checkpoint(tmp_path / "run.safetensors", "key")
+    assert_resumes(lambda: toys.training(toys.composition(method), **settings), checkpoint)
 
 
 def test_a_checkpoint_of_another_run_or_half_a_file_is_ignored(tmp_path):

@@ -10,7 +10,7 @@ from fedcore.engine.checkpoint import Checkpoint
 from fedcore.engine.client_file import ClientFile, DiskStore
 from fedcore.trees import flatten
 from tests import toys
-from tests.engine.test_resume import StoppedError, StopsAt, _leftovers
+from tests.engine.test_resume import assert_resumes, leftovers
 from tests.methods.cases import CASES
 
 
@@ -31,7 +31,7 @@ def test_on_disk_and_in_memory_are_the_same_bits(name):
     here, there = (_training(name, rounds=2, store=store) for store in ("memory", "disk"))
     here.run()
     there.run()
-    assert _leftovers(there) == _leftovers(here)
+    assert leftovers(there) == leftovers(here)
     assert there.progress.store.clients == here.progress.store.clients
     for client in here.progress.store.clients:
         mine, theirs = (flatten(work.progress.store.get(client)) for work in (here, there))
@@ -42,18 +42,8 @@ def test_on_disk_and_in_memory_are_the_same_bits(name):
 def test_a_resumed_run_is_the_same_run(name, tmp_path):
     """Stopped one round after a checkpoint: clients have other states by then, and the checkpoint has still its own."""
     settings = {"rounds": 7, "checkpoint_every": 2, "store": "disk"}
-    whole = _training(name, **settings)
-    whole.run()
     checkpoint = Checkpoint(tmp_path / "run.safetensors", "key")
-    for stop, resumed_at in ((3, 0), (6, 2), (None, 4)):
-        tracker, work = StopsAt(stop), _training(name, **settings)
-        if stop:
-            with pytest.raises(StoppedError):
-                work.run(tracker, checkpoint)
-        else:
-            work.run(tracker, checkpoint)
-            assert _leftovers(work) == _leftovers(whole)
-        assert tracker.resumed_at == resumed_at
+    assert_resumes(lambda: _training(name, **settings), checkpoint)
     assert checkpoint.client_file.exists()
     checkpoint.clear()
     assert list(tmp_path.iterdir()) == []

@@ -79,28 +79,15 @@ def test_alpha_zero_is_fedavg_bit_for_bit_when_both_batches_are_the_same(executo
     assert toys.equal(ours.server.params, toys.run(None, fed, **settings).server.params)
 
 
-class Quadratic:
-    """A `Local` whose loss is 1/2 w' H w - b' w, whatever the batch."""
-
-    hessian = torch.tensor([[3.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
-    offset = torch.tensor([1.0, -4.0], dtype=torch.float64)
-
-    def gradient(self, params, state, batch):
-        return {"w": self.hessian @ params["w"] - self.offset}, state
-
-    def descend(self, params, gradient):
-        return {**params, "w": params["w"] - 0.1 * gradient["w"]}
-
-
 @pytest.mark.parametrize("delta", [1e-3, 0.1, 5.0])
 def test_on_a_quadratic_the_hessian_free_step_is_exact(delta):
     """The gradient of F(w - alpha grad F(w)) is (I - alpha H) grad F(w - alpha grad F(w))."""
     batch = Batch(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64), torch.ones(3), {})
-    w, h, alpha = torch.tensor([2.0, 5.0], dtype=torch.float64), Quadratic.hessian, 0.2
+    w, h, alpha = torch.tensor([2.0, 5.0], dtype=torch.float64), twins.Quadratic.hessian, 0.2
     view = SimpleNamespace(phase="train", round=0)
-    new, _ = PerFedAvg(alpha, "hessian_free", delta).step(Quadratic(), None, {"w": w}, {}, batch, view)
-    inner = w - alpha * (h @ w - Quadratic.offset)
-    exact = (torch.eye(2) - alpha * h) @ (h @ inner - Quadratic.offset)
+    new, _ = PerFedAvg(alpha, "hessian_free", delta).step(twins.Quadratic(), None, {"w": w}, {}, batch, view)
+    inner = w - alpha * (h @ w - twins.Quadratic.offset)
+    exact = (torch.eye(2) - alpha * h) @ (h @ inner - twins.Quadratic.offset)
     torch.testing.assert_close(new["w"], w - 0.1 * exact)
 
 

@@ -47,25 +47,12 @@ def test_equals_the_papers_algorithm(executor):
         assert toys.distance(named(progress.store.get(i)["params"], "own."), own[i]) < 1e-10
 
 
-class Quadratic:
-    """A `Local` whose loss is 1/2 theta' H theta - b' theta."""
-
-    hessian = torch.tensor([[3.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
-    offset = torch.tensor([1.0, -4.0], dtype=torch.float64)
-
-    def gradient(self, params, state, batch):
-        return {"w": self.hessian @ params["w"] - self.offset}, state
-
-    def descend(self, params, gradient):
-        return {**params, "w": params["w"] - 0.1 * gradient["w"]}
-
-
 def test_many_inner_steps_follow_the_moreau_envelope():
     """theta = (H + lambda I)^-1 (b + lambda w), and w moves by -lr times the envelope's gradient lambda (w - theta)."""
     w = torch.tensor([2.0, 5.0], dtype=torch.float64)
     method = PFedMe(strength=4.0, inner_steps=500, inner_lr=0.1)
-    new, _ = method.step(Quadratic(), None, {"w": w, "own.w": w}, {}, None, None)
-    theta = torch.linalg.solve(Quadratic.hessian + 4 * torch.eye(2), Quadratic.offset + 4 * w)
+    new, _ = method.step(twins.Quadratic(), None, {"w": w, "own.w": w}, {}, None, None)
+    theta = torch.linalg.solve(twins.Quadratic.hessian + 4 * torch.eye(2), twins.Quadratic.offset + 4 * w)
     torch.testing.assert_close(new["own.w"], theta)
     torch.testing.assert_close(new["w"], w - 0.1 * 4 * (w - theta))
 
