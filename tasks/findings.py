@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def headline(comparison: dict[str, Any]) -> str:
@@ -56,14 +59,13 @@ def excludes_zero(summary: dict[str, Any] | None) -> bool | None:
     return bool(summary["low"] > 0 or summary["high"] < 0)
 
 
-def hardest_clients(
-    comparison: dict[str, Any], counts: dict[int, list[int]], names: Sequence[str]
-) -> list[dict[str, Any]]:
+def hardest_clients(comparison: dict[str, Any], counts: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the five clients on which the methods do worst on average, with what is known about their data.
 
     Parameters
     ----------
-    counts : mapping from client id to examples per label, over all splits
+    counts : array [N, K]
+        Examples per client and label, over all splits.
     names : label names
     """
     methods = _ranked(comparison, "personal")
@@ -74,7 +76,7 @@ def hardest_clients(
         known = [value for value in values.values() if value is not None]
         if not known:
             continue
-        row = counts.get(client, [])
+        row = counts[client].tolist()
         main = sorted(((n, k) for k, n in enumerate(row) if n), key=lambda pair: (-pair[0], pair[1]))
         mixture = ", ".join(f"{names[k]} ({100 * n / sum(row):.0f} %)" for n, k in main[:3])
         more = len(main) - 3

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from tasks.parameters import run_step
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from fedcore.config import Config
     from fedcore.data.dataset import Dataset
     from fedcore.data.partitions import PartitionTable
@@ -56,8 +58,8 @@ def render(
         "half": findings.half,
         "points": _points,
     }
-    counts = _counts(dataset, table)
-    facts = statistics.summary(table, statistics.label_counts(table, dataset.labels, dataset.num_classes))
+    counts = _counts(comparison, dataset, table)
+    facts = statistics.summary(table, counts)
     styles = report_figures.styles(comparison)
     timing = [_timing(label, comparison["seeds"], runs) for label in comparison["order"]]
     views = [v for v in report_figures.VIEW_NAMES if any(v in m["views"] for m in comparison["methods"].values())]
@@ -84,7 +86,7 @@ def render(
         parameters=_parameters(config),
         contact_sheet=_data_uri(virtual / "contact.png") if virtual else None,
         used_rows=int((table.client >= 0).sum()),
-        hidden_clients=len(counts) - len(report_figures.shown(counts)),
+        hidden_clients=int(counts.any(axis=1).sum()) - len(report_figures.shown(counts)),
         pair=list(dict.fromkeys([_leader(comparison), comparison["baseline"]])),
         against_baseline=_against_baseline(comparison),
         fallback=any(
@@ -105,22 +107,22 @@ def _data_uri(picture: Path) -> str | None:
     return "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
 
 
-def _counts(dataset: Dataset, table: PartitionTable) -> dict[int, list[int]]:
-    """Return examples per label of every client that owns any, all splits together."""
-    import numpy as np
+def _counts(comparison: dict[str, Any], dataset: Dataset, table: PartitionTable) -> np.ndarray:
+    """Return examples per client and label, all splits together."""
+    from fedcore.data import statistics
 
-    labels = np.asarray(dataset.labels)
-    if len(labels) != len(table.client):
+    if len(dataset) != len(table.client):
         raise ValueError(
-            f"the partition has {len(table.client)} rows but the data set '{dataset.name}' has {len(labels)};"
+            f"the partition has {len(table.client)} rows but the data set '{dataset.name}' has {len(dataset)};"
             " run `dvc repro partition`"
         )
-    used = table.client >= 0
-    pairs, numbers = np.unique(np.stack([table.client[used], labels[used]]), axis=1, return_counts=True)
-    counts: dict[int, list[int]] = {}
-    for client, label, count in zip(*pairs.tolist(), numbers.tolist(), strict=True):
-        counts.setdefault(client, [0] * dataset.num_classes)[label] = count
-    return counts
+    listed = comparison["clients"]["personal"]["client"]
+    if listed and max(listed) >= table.num_total:
+        raise ValueError(
+            f"the comparison has client {max(listed)} but the partition's are 0..{table.num_total - 1};"
+            " run `dvc repro compare`"
+        )
+    return statistics.label_counts(table, dataset.labels, dataset.num_classes)
 
 
 def _leader(comparison: dict[str, Any]) -> str:

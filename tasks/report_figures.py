@@ -9,6 +9,8 @@ from tasks.figures import Interval, Series, interval_chart, line_chart, scatter_
 from tasks.heat_map import heat_map
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from fedcore.data.dataset import Dataset
 
 # Colours that can be told apart; further methods are drawn in the colour of "other methods".
@@ -31,18 +33,19 @@ def legend(comparison: dict[str, Any], styles: dict[str, str]) -> list[dict[str,
     return named + ([{"label": "other methods", "style": "other"}] if "other" in styles.values() else [])
 
 
-def draw(
-    comparison: dict[str, Any], counts: dict[int, list[int]], dataset: Dataset, styles: dict[str, str]
-) -> dict[str, str]:
+def draw(comparison: dict[str, Any], counts: np.ndarray, dataset: Dataset, styles: dict[str, str]) -> dict[str, str]:
     """Return every chart of the page by name, for example ``personal_rounds``.
 
     Parameters
     ----------
     comparison : dict
         What `tasks.compare` wrote.
-    counts : mapping from client id to examples per label
+    counts : array [N, K]
+        Examples per client and label.
     styles : mapping from label to CSS class
     """
+    from fedcore.data import statistics
+
     methods = comparison["methods"]
     figures = {}
     for view in VIEW_NAMES:
@@ -66,28 +69,21 @@ def draw(
             differences, f"{name} accuracy minus the baseline's", f"points above {comparison['baseline']}", zero=True
         )
     clients = shown(counts)
-    grid = [[counts[client][k] for client in clients] for k in range(dataset.num_classes)]
+    distances = statistics.earth_movers_distance(counts)[clients].tolist()
     title = "Examples per label and client"
-    figures["partition"] = heat_map(grid, dataset.class_names, clients, title, _distances(counts, clients))
+    figures["partition"] = heat_map(counts[clients].T.tolist(), dataset.class_names, clients, title, distances)
     return figures | _client_figures(comparison, counts, styles)
 
 
-def _distances(counts: dict[int, list[int]], clients: list[int]) -> list[float]:
-    """Return the earth mover's distance to everybody's labels of the clients that are drawn."""
+def shown(counts: np.ndarray) -> list[int]:
+    """Return the clients of the heat map: all that have examples, or an even sample of more than fit."""
     import numpy as np
 
-    from fedcore.data import statistics
-
-    found = dict(zip(counts, statistics.earth_movers_distance(np.array(list(counts.values()))).tolist(), strict=True))
-    return [found[client] for client in clients]
+    clients: list[int] = np.flatnonzero(counts.any(axis=1)).tolist()
+    return clients[:: max(1, math.ceil(len(clients) / HEAT_MAP_CLIENTS))]
 
 
-def shown(counts: dict[int, list[int]]) -> list[int]:
-    """Return the clients of the heat map: all, or an even sample of more than fit."""
-    return sorted(counts)[:: max(1, math.ceil(len(counts) / HEAT_MAP_CLIENTS))]
-
-
-def _client_figures(comparison: dict[str, Any], counts: dict[int, list[int]], styles: dict[str, str]) -> dict[str, str]:
+def _client_figures(comparison: dict[str, Any], counts: np.ndarray, styles: dict[str, str]) -> dict[str, str]:
     methods, listed = comparison["methods"], comparison["clients"]["personal"]
     labels = [label for label in comparison["order"] if "personal" in methods[label]["views"]]
     strips = []
@@ -102,7 +98,7 @@ def _client_figures(comparison: dict[str, Any], counts: dict[int, list[int]], st
         return {}
     figures = {"clients": strip_chart(strips, "Test accuracy of every client, by method", "client's test accuracy")}
     pair = [s for s in strips if s.label == comparison["baseline"] or s is strips[0]]
-    skew = [_effective_labels(counts.get(client, [])) for client in listed["client"]]
+    skew = [_effective_labels(row) for row in counts[listed["client"]].tolist()]
     sizes = [float(n) if n else None for n in listed["num_train"]]
     for name, x, x_label, log in (
         ("size", sizes, "train examples (log scale)", True),

@@ -168,6 +168,23 @@ def test_a_partition_of_other_data_is_refused(
     assert not (tmp_path / "reports/index.html").exists()
 
 
+def test_a_partition_that_lacks_a_client_of_the_comparison_is_refused(
+    lifelike: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import numpy as np
+
+    from fedcore.data.partitions import PartitionTable, save
+
+    lifelike(tmp_path, ["fedavg"], [0], rounds=2)
+    rows = np.arange(1800)
+    save(
+        PartitionTable((rows % 2).astype(np.int32), (rows % 3).astype(np.int8), 2, 0, "{}"),
+        tmp_path / "data/partitions/digits.npz",
+    )
+    with pytest.raises(ValueError, match=r"comparison has client \d+ but the partition's are 0\.\.1; run `dvc repro c"):
+        build(tmp_path, monkeypatch)
+
+
 def test_a_missing_timing_file_names_the_stage(
     lifelike: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
