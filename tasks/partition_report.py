@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.page_template import page_template
 from tasks.parameters import ParametersError, explain, read_config, run_step
 
 if TYPE_CHECKING:
@@ -139,18 +140,10 @@ def _column(label: str, section: settings.Partition, dataset: Dataset) -> Column
 
 def render(columns: Sequence[Column]) -> str:
     """Return the page: a table of all partitions, then a card for each."""
-    import jinja2
     from markupsafe import Markup
 
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     cards = [{**_card(column), "figure": Markup(_figure(column))} for column in columns]
-    return environment.get_template("partition_report.html.jinja").render(cards=cards)
+    return page_template("partition_report.html.jinja").render(cards=cards)
 
 
 def _card(column: Column) -> dict[str, Any]:

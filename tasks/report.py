@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.page_template import page_template
 from tasks.parameters import run_step
 
 if TYPE_CHECKING:
@@ -38,20 +39,12 @@ def render(
     virtual : Path or None
         Folder of the virtual data, whose contact sheet is shown when there is one.
     """
-    import jinja2
     from markupsafe import Markup
 
     from fedcore.data import statistics
     from tasks import findings, leaderboard, report_figures
 
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
+    filters: dict[str, Callable[..., Any]] = {
         "pct": _pct,
         "megabytes": _megabytes,
         "figure": _figure,
@@ -63,7 +56,7 @@ def render(
     styles = report_figures.styles(comparison)
     timing = [_timing(label, comparison["seeds"], runs) for label in comparison["order"]]
     views = [v for v in report_figures.VIEW_NAMES if any(v in m["views"] for m in comparison["methods"].values())]
-    return environment.get_template("report.html.jinja").render(
+    return page_template("report.html.jinja", filters).render(
         comparison=comparison,
         config=config,
         dataset=dataset,
