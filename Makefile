@@ -26,7 +26,7 @@ experiment: setup ## run a comparison of the papers in a copy: make experiment N
 test: setup ## run the tests (no network, no GPU needed)
 	@$(RUN) python -m pytest -q -n auto $(ARGS)
 
-test-slow: setup ## run the tests that take more than a minute
+test-slow: setup ## run the tests that `make test` leaves out because they take long
 	@$(RUN) python -m pytest -q -m slow $(ARGS)
 
 test-services: setup ## run the tests that need PostgreSQL; installs the extra services-test
@@ -87,6 +87,7 @@ models: setup ## list the registered versions: aliases, who, when, why
 
 reproduce: setup ## rebuild a version in a clean clone and compare: make reproduce VERSION=digits-global/1
 	@$(RUN) python -m tasks.reproduce "$(VERSION)"
+
 predict: setup ## classify a table: make predict INPUT=rows.csv OUTPUT=predictions.csv [MODEL=name@alias] [VERSION=3]
 	@test -n "$(INPUT)" && test -n "$(OUTPUT)" || { echo "error: which table? make predict INPUT=rows.csv OUTPUT=predictions.csv" >&2; exit 1; }
 	@$(RUN) python -m tasks.predict "$(INPUT)" "$(OUTPUT)" --model "$(MODEL)" --version "$(VERSION)" $(ARGS)
