@@ -99,10 +99,9 @@ class Round:
     @property
     def bottleneck(self) -> str:
         """The largest part."""
-        parts = {n: getattr(self, n) for n in ("train", "jobs", "receive", "add", "send")}
-        return (
-            "training" if self.train >= self.driver else max((n for n in parts if n != "train"), key=parts.__getitem__)
-        )
+        if self.train >= self.driver:
+            return "training"
+        return max(("jobs", "receive", "add", "send"), key=lambda part: float(getattr(self, part)))
 
 
 def modelled(federation: Federation, constants: Constants, *, tree: bool) -> Round:
