@@ -54,15 +54,20 @@ def choose(runs: dict[str, list[Run]], view: str) -> Winner | None:
     best: Winner | None = None
     for label in sorted(runs):
         members = sorted(runs[label], key=lambda run: run.seed)
-        scores = [as_number(run.metrics.get(f"selected/{view}/val/accuracy")) for run in members]
+        scores = [_as_served(run, f"selected/{view}/val/accuracy") for run in members]
         finite = [score for score in scores if score is not None and math.isfinite(score)]
         if len(finite) < len(members) or (best is not None and mean(finite) <= best.score):
             continue
-        last = [as_number(run.metrics.get(f"{view}/val/accuracy")) for run in members]
+        last = [_as_served(run, f"{view}/val/accuracy") for run in members]
         known = [value for value in last if value is not None and math.isfinite(value)]
         run = members[finite.index(max(finite))]
         best = Winner(view, run, mean(finite), mean(known) if len(known) == len(members) else None)
     return best
+
+
+def _as_served(run: Run, metric: str) -> float | None:
+    """Return an accuracy without outputs beyond the task's classes, which nobody is ever answered."""
+    return as_number(run.metrics.get(f"{metric}_natural", run.metrics.get(metric)))
 
 
 def register(

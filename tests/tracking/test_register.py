@@ -161,6 +161,19 @@ def test_the_choice_rests_on_validation_over_all_seeds_only(project: Project) ->
     assert choose({"local": runs["local"]}, "global") is None
 
 
+def test_a_winner_is_chosen_by_what_it_would_answer(project: Project) -> None:
+    """`virtual` calls half of what it knows by a virtual class's name, which is never served."""
+    project.add("plain", 0, val=(0.7, 0.7, 0.7))
+    project.add("virtual", 0, val=(0.4, 0.4, 0.4))
+    runs = read_runs(project.root / "runs", ["plain", "virtual"], [0], "digits")
+    assert choose(runs, "global").run.label == "plain"
+    (run,) = runs["virtual"]
+    run.metrics["selected/global/val/accuracy_natural"] = 0.8
+    run.metrics["global/val/accuracy_natural"] = 0.6
+    winner = choose(runs, "global")
+    assert (winner.run.label, winner.score, winner.last_round_score) == ("virtual", 0.8, 0.6)
+
+
 def test_the_first_version_is_champion_and_later_ones_challenge(project: Project, client: Any) -> None:
     def aliases() -> dict[str, str]:
         return {name: str(v) for name, v in client.get_registered_model("digits-personal").aliases.items()}
