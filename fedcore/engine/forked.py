@@ -6,6 +6,7 @@ side, and give the same bits as one process.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -35,6 +36,8 @@ from fedcore.engine.wire import (
     unpack_outcome,
 )
 from fedcore.types import State
+
+_SIGNAL_WHEN_THE_PARENT_ENDS = 1  # PR_SET_PDEATHSIG of Linux
 
 
 @dataclass
@@ -79,9 +82,10 @@ class ForkedExecutor:
         self.uncompiled: dict[str, str] = {}
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, whatever they are at."""
         for worker in self._workers:
             worker.pipe.close()
+            worker.process.terminate()
         for worker in self._workers:
             worker.process.join()
         self._workers = []
@@ -165,6 +169,7 @@ def _serve(pipe: Connection, others: list[Connection], executor: SerialExecutor,
     """Train what comes through the pipe, until its other end is closed."""
     for other in others:
         other.close()
+    ctypes.CDLL(None).prctl(_SIGNAL_WHEN_THE_PARENT_ENDS, signal.SIGKILL)  # also in the middle of a long client
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     device = executor.examples.device

@@ -15,6 +15,7 @@ from fedcore.engine.forked import ForkedExecutor
 from fedcore.engine.local import Assignment
 from fedcore.engine.serial import SerialExecutor
 from fedcore.engine.turns import Turns
+from fedcore.engine.wire import pack
 from tests import toys
 
 
@@ -131,6 +132,17 @@ def test_close_ends_the_processes(forked):
     assert not psutil.wait_procs(processes, timeout=10)[1]
     with pytest.raises(RuntimeError, match="closed"):
         work.run()
+
+
+def test_close_does_not_wait_for_a_client_that_takes_long(forked, monkeypatch):
+    monkeypatch.setattr(SerialExecutor, "train", lambda *_: signal.pause())  # inherited by the processes
+    work = forked(rounds=1)
+    processes = _processes(work)
+    jobs = [work._job(c, 0, work.composition.phases(work.train), "batches") for c in range(2)]
+    work.executor._send(jobs[0], _assignment(work))
+    work.executor._tell(work.executor._workers[0], pack(jobs[0], {}))
+    work.executor.close()
+    assert not psutil.wait_procs(processes, timeout=10)[1]
 
 
 SCRIPT = """
