@@ -1,11 +1,13 @@
 """Play some nights in fast-forward, in a copy of the project: `make night`.
 
 First night: the first champion. Then (a) ordinary new data, (b) data with shuffled labels, (c) a method that crashes
-and a trainer that is killed, (d) the whole run killed, found by the night after it.
+and a trainer that is killed, (d) the whole run killed, found by the night after it. With `ARGS=--pages` the pages of
+Prefect and MLflow stay open afterwards, until Ctrl-C.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -13,7 +15,9 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from ruamel.yaml import YAML
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from experiments.alerts import Inbox  # noqa: E402
 from flows.processes import Guarded  # noqa: E402
 from flows.server import is_healthy  # noqa: E402
 
@@ -41,7 +46,10 @@ PARAMETERS: dict[str, Any] = {
     "incoming": {"quiet_seconds": 0.0},
     # Six clients are few for an interval, so the rule here is the mean difference alone.
     "gate": {"lowest_difference": -0.5, "worst_decile_margin": 0.5},
+    "notify": {"webhook": "NIGHT_WEBHOOK"},
 }
+POLL_SECONDS = 0.1
+START_SECONDS = 300.0
 FAULTY = '''"""A method that crashes on the server."""
 
 from __future__ import annotations
@@ -70,10 +78,18 @@ class Stage:
         Where to put it; must not exist.
     say : callable
         Gets every line of the nights' logs.
+    webhook : str
+        Where the nights send their alerts.
+
+    Attributes
+    ----------
+    seconds : mapping
+        What each night took, from the start of its process to its end.
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None]):
-        self.folder, self.say = folder, say
+    def __init__(self, folder: Path, say: Callable[[str], None], webhook: str):
+        self.folder, self.say, self.webhook = folder, say, webhook
+        self.seconds: dict[str, float] = {}
         self.parameters: dict[str, Any] = json.loads(json.dumps(PARAMETERS))
         for name in ("fedcore", "tasks", "flows"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -86,9 +102,12 @@ class Stage:
         self.write()
         self._pixels, self._labels = examples()
         self.save("data/first.npz", FIRST)
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            self.port = int(listener.getsockname()[1])
+        self.port = free_port()
+
+    @property
+    def tracking(self) -> str:
+        """The address of MLflow's database."""
+        return f"sqlite:///{self.folder}/mlruns/mlflow.db"
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -98,9 +117,12 @@ class Stage:
             "FEDCORE_ROOT": str(self.folder),
             "PREFECT_HOME": str(self.folder / ".prefect"),
             "PREFECT_API_URL": f"http://127.0.0.1:{self.port}/api",
-            "MLFLOW_TRACKING_URI": f"sqlite:///{self.folder}/mlruns/mlflow.db",
+            "MLFLOW_TRACKING_URI": self.tracking,
             "DVC_SITE_CACHE_DIR": str(self.folder / ".cache" / "dvc"),
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "NIGHT_WEBHOOK": self.webhook,
+            "NO_PROXY": "127.0.0.1,localhost",
+            "no_proxy": "127.0.0.1,localhost",
             "DO_NOT_TRACK": "1",
             "DVC_NO_ANALYTICS": "1",
             "PYTHONUNBUFFERED": "1",
@@ -123,10 +145,20 @@ class Stage:
         command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
         log = self.folder / ".prefect" / "server.log"
         server = self.start(command, log)
+        deadline = time.monotonic() + START_SECONDS
         while not is_healthy(str(self.environment["PREFECT_API_URL"])):
-            if server.poll() is not None:
+            if server.poll() is not None or time.monotonic() > deadline:
+                server.stop()
                 raise RuntimeError(f"the server did not start: {log.read_text()[-2000:]}")
+            time.sleep(POLL_SECONDS)
         return server
+
+    def pages(self) -> tuple[Guarded, str]:
+        """Start MLflow's pages; return the server and their address."""
+        port = free_port()
+        command = [sys.executable, "-m", "mlflow", "ui", "--host", "127.0.0.1", "--port", str(port)]
+        server = self.start([*command, "--backend-store-uri", self.tracking], self.folder / "mlruns" / "pages.log")
+        return server, f"http://127.0.0.1:{port}"
 
     def start(self, command: list[str], log: Path | None = None) -> Guarded:
         """Start a command in the copy."""
@@ -146,22 +178,37 @@ class Stage:
 
     def night(self, name: str, kill: tuple[str, str] | None = None) -> int:
         """Play a night; `kill` is a run to wait for and the module whose process is then killed."""
+        began = time.monotonic()
         with self.start([sys.executable, "-m", "flows.nightly", "--night", name]) as process:
             for line in process.lines():
                 self.say(line)
                 if kill is not None and f"Running stage 'train@{kill[0]}'" in line:
                     self.kill(kill[1])
                     kill = None
-            return process.wait()
+            code = process.wait()
+        self.seconds[name] = time.monotonic() - began
+        if kill is not None:
+            raise RuntimeError(f"night {name}: {kill[0]} was not trained, so nothing could be killed")
+        return code
 
-    def kill(self, module: str) -> None:
-        """Kill the process of the copy that runs a module with SIGKILL, as soon as it is there."""
-        while True:
+    def kill(self, module: str, within: float = START_SECONDS) -> None:
+        """Kill the process of the copy that runs a module with SIGKILL, as soon as it is there.
+
+        Raises
+        ------
+        RuntimeError
+            When there is none within so many seconds.
+        """
+        deadline = time.monotonic() + within
+        while time.monotonic() < deadline:
             for process in psutil.process_iter(["cmdline", "cwd"]):
-                line = process.info["cmdline"] or []
-                if module in line and process.info["cwd"] == str(self.folder) and "-m" in line:
-                    process.send_signal(signal.SIGKILL)
+                words = process.info["cmdline"] or []
+                if process.info["cwd"] == str(self.folder) and words[1:3] == ["-m", module]:
+                    with suppress(psutil.NoSuchProcess):
+                        process.send_signal(signal.SIGKILL)
                     return
+            time.sleep(POLL_SECONDS)
+        raise RuntimeError(f"no process runs {module} in {self.folder}")
 
     def report(self, name: str) -> dict[str, Any]:
         """Return what a night left."""
@@ -178,40 +225,72 @@ def examples() -> tuple[np.ndarray, np.ndarray]:
     return (bunch.images[order] * 15).astype(np.uint8)[:, None], bunch.target[order].astype(np.int64)
 
 
-def play(stage: Stage) -> list[dict[str, Any]]:
-    """Play the nights; return their reports in order."""
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def play(stage: Stage) -> Iterator[dict[str, Any]]:
+    """Play the nights, with the server running; yield their reports in order, each as soon as it is written."""
     stage.run("tasks.tracking", "--prepare")
-    with stage.server():
-        stage.night("first")
-        stage.save("data/incoming/ordinary.npz", ORDINARY)
-        stage.night("a-ordinary")
-        stage.save("data/incoming/shuffled.npz", SHUFFLED, shuffled=True)
-        stage.night("b-shuffled")
-        stage.run("tasks.intake", "--withdraw", "2", "--reason", "the labels were shuffled")
-        stage.save("data/incoming/later.npz", LATER)
-        (stage.folder / "fedcore" / "methods" / "faulty.py").write_text(FAULTY)
-        stage.parameters["methods"]["faulty"] = {}
-        stage.write()
-        stage.night("c-crash", kill=("fedavg-0", "tasks.train"))
-        del stage.parameters["methods"]["faulty"]
-        stage.write()
-        stage.save("data/incoming/last.npz", LAST)
-        stage.night("d-killed", kill=("fedavg-0", "flows.nightly"))
-        stage.night("e-after")
-    names = ("first", "a-ordinary", "b-shuffled", "c-crash", "d-killed", "e-after")
-    return [stage.report(name) for name in names]
+    stage.night("first")
+    yield stage.report("first")
+    stage.save("data/incoming/ordinary.npz", ORDINARY)
+    stage.night("a-ordinary")
+    yield stage.report("a-ordinary")
+    stage.save("data/incoming/shuffled.npz", SHUFFLED, shuffled=True)
+    stage.night("b-shuffled")
+    yield stage.report("b-shuffled")
+    stage.run("tasks.intake", "--withdraw", "2", "--reason", "the labels were shuffled")
+    stage.save("data/incoming/later.npz", LATER)
+    (stage.folder / "fedcore" / "methods" / "faulty.py").write_text(FAULTY)
+    stage.parameters["methods"]["faulty"] = {}
+    stage.write()
+    stage.night("c-crash", kill=("fedavg-0", "tasks.train"))
+    yield stage.report("c-crash")
+    del stage.parameters["methods"]["faulty"]
+    stage.write()
+    stage.save("data/incoming/last.npz", LAST)
+    stage.night("d-killed", kill=("fedavg-0", "flows.nightly"))
+    stage.night("e-after")
+    yield stage.report("d-killed")
+    yield stage.report("e-after")
 
 
 def main() -> None:
-    """Play in a temporary folder and print a table."""
-    is_loud = "--verbose" in sys.argv[1:]
-    with tempfile.TemporaryDirectory() as folder:
-        stage = Stage(Path(folder).resolve() / "project", print if is_loud else lambda _: None)
+    """Play in a temporary folder; print each night's end, its time and the alerts that were sent."""
+    parser = argparse.ArgumentParser(prog="python experiments/night.py", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--verbose", action="store_true", help="print the nights' logs too")
+    parser.add_argument("--pages", action="store_true", help="leave the pages of Prefect and MLflow open, until Ctrl-C")
+    arguments = parser.parse_args()
+    with ExitStack() as opened:
+        folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="nights-", ignore_cleanup_errors=True))
+        inbox = opened.enter_context(Inbox())
+        say = print if arguments.verbose else lambda _: None
+        stage = Stage(Path(folder).resolve() / "project", say, inbox.url)
+        opened.enter_context(stage.server())
         print("playing six nights; some minutes (--verbose shows their logs)", flush=True)
         for night in play(stage):
-            print(f"\n{night['name']:<12} {night['status']}\n  {night['message']}")
-            for line in night["warnings"]:
-                print(f"  warning: {line}")
+            tell(night, stage.seconds[night["name"]], inbox)
+        if arguments.pages:
+            server, url = stage.pages()
+            opened.enter_context(server)
+            print(f"\nPrefect  http://127.0.0.1:{stage.port}\nMLflow   {url}\nend      Ctrl-C", flush=True)
+            with suppress(KeyboardInterrupt):
+                server.wait()
+
+
+def tell(night: Mapping[str, Any], seconds: float, inbox: Inbox) -> None:
+    """Print how a night ended."""
+    print(f"\n{night['name']}: {night['status']} ({seconds:.0f} s)\n  {night['message']}")
+    for line in night["warnings"]:
+        print(f"  warning: {line}")
+    for alert in inbox.alerts:
+        if alert["name"] == night["name"]:
+            print(f"  alert sent: {alert['text']}")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 from prefect import flow, get_run_logger, task
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from flows import gpus
 from flows.experiment import AFTER, LoggedOutput, StageError, reproduce, stage_environment, train_all
+from flows.night_pages import attach, end_lost_run, run_name
 from flows.processes import run
 from flows.secret_values import secret_value
 from tasks.files import read_json
@@ -62,7 +60,7 @@ def consider() -> list[dict[str, Any]]:
     return found
 
 
-@flow(name="nightly")
+@flow(name="nightly", flow_run_name=run_name)
 def retrain(night: str | None = None, gpu: bool | None = None) -> State[Any]:
     """Retrain on everything there is, and promote what passes the gate.
 
@@ -91,6 +89,8 @@ def _retrain(name: str, gpu: bool | None) -> State[Any]:
     if lost is not None:
         log.error("night %s: %s", lost.name, lost.message)
         finish(lost)
+        for line in end_lost_run(lost):
+            log.warning(line)
     record = begin(name, flow_run.get_id())
     if lost is not None:
         record.warnings.append(f"night {lost.name} did not come to its end: {lost.errors[-1]}")
@@ -153,13 +153,11 @@ def finish(night: Night) -> None:
 
     log = get_run_logger()
     night.ended = now()
-    with suppress(PrefectException, OSError):
-        create_table_artifact(key="night", table=night.table(), description=f"Night {night.name}: {night.message}")
-        create_markdown_artifact(key="night-report", markdown=night.markdown(), description=f"Night {night.name}")
+    problems = attach(night)
     try:
-        problems = notify(night, read_config().notify, secret_value)
+        problems += notify(night, read_config().notify, secret_value)
     except Exception as error:
-        problems = [f"notify: nobody was told ({type(error).__name__})"]
+        problems += [f"notify: nobody was told ({type(error).__name__})"]
     for line in problems:
         log.warning(line)
     night.warnings += problems

@@ -70,8 +70,8 @@ def night(project: Project, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
     project.parameters["compare"]["seeds"] = [0, 1]
     project.edit("incoming", {})
     monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("night"))
-    for kind in ("table", "markdown"):
-        monkeypatch.setattr(module, f"create_{kind}_artifact", lambda **_: None)
+    monkeypatch.setattr(module, "attach", lambda _: [])
+    monkeypatch.setattr(module, "end_lost_run", lambda record: [f"{record.name} is shown as running"])
 
     def run(*failing: str, tools: Tools | None = None, name: str = "2027-01-31") -> tuple[Any, Tools]:
         tools = tools or Tools(failing)
@@ -167,7 +167,9 @@ def test_an_interrupted_night_is_reported_and_stays_interrupted(night: Callable[
     assert tools.told == ["failed"]
 
 
-def test_a_killed_night_is_reported_by_the_next(night: Callable[..., tuple[Any, Tools]]) -> None:
+def test_a_killed_night_is_reported_by_the_next(
+    night: Callable[..., tuple[Any, Tools]], caplog: pytest.LogCaptureFixture
+) -> None:
     """Killed with SIGKILL in a process of its own, in the middle of a training."""
     code = """
 import os, signal
@@ -180,6 +182,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(root)}, check=False).returncode == -9
     state, tools = night()
     assert tools.told == ["failed", "promoted"]
+    assert [one.message for one in caplog.records if "shown as" in one.message] == ["2027-01-30 is shown as running"]
     assert report("2027-01-30")["status"] == "failed"
     assert "cut off in the stage 'train fedavg-0'" in report("2027-01-30")["message"]
     assert state.name == "CompletedWithWarnings"

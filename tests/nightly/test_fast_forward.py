@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from experiments import night as player
+from experiments.alerts import Inbox
+from fedcore.config import Notify
 from tasks.files import read_json
+from tasks.nightly import Night
+from tasks.notify import notify
+
+
+def test_an_alert_is_kept() -> None:
+    with Inbox() as inbox:
+        assert notify(Night("2027-01-31", errors=["it broke"]), Notify(webhook="HOOK"), lambda _: inbox.url) == []
+    assert [alert["errors"] for alert in inbox.alerts] == [["it broke"]]
+
+
+def test_what_is_not_there_cannot_be_killed(tmp_path: Path) -> None:
+    stage = player.Stage(tmp_path / "project", print, "")
+    with pytest.raises(RuntimeError, match=r"^no process runs tasks\.train in "):
+        stage.kill("tasks.train", within=0.3)
+    with stage.start([sys.executable, "-m", "http.server", "0", "--bind", "127.0.0.1"]) as other:
+        stage.kill("http.server")
+        assert other.wait() == 128 + signal.SIGKILL
 
 
 @pytest.mark.slow
 def test_six_nights(tmp_path: Path) -> None:
     lines: list[str] = []
-    stage = player.Stage(tmp_path / "project", lines.append)
-    first, ordinary, shuffled, crashed, killed, after = player.play(stage)
+    with Inbox() as inbox:
+        stage = player.Stage(tmp_path / "project", lines.append, inbox.url)
+        with stage.server():
+            first, ordinary, shuffled, crashed, killed, after = player.play(stage)
     assert (first["status"], first["errors"]) == ("unchanged", [])
 
     # (a) More data of the same kind: a better model.
@@ -31,6 +54,7 @@ def test_six_nights(tmp_path: Path) -> None:
         "faulty-0": False,
     }
     assert crashed["promotion"] is None
+    assert [alert["name"] for alert in inbox.alerts if alert["status"] == "failed"] == ["c-crash", "d-killed"]
     assert any("Retrying" in line or "AwaitingRetry" in line for line in lines), "the trainer was not killed in time"
     # (d) The whole run is killed: the next night tells of it, and does its own work.
     assert killed["status"] == "failed"
