@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcore.engine.evaluate import SPLITS
 from fedcore.engine.export import model_bytes, personal_bytes
@@ -15,6 +16,7 @@ from fedcore.metrics.accuracy import Scores
 from tasks.files import write_json
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import torch
 
     from fedcore.engine.rounds import Progress, Training
@@ -72,7 +74,15 @@ def _write_clients(path: Path, training: Training, progress: Progress) -> None:
         for split in SPLITS:
             columns[f"{prefix}{split}/accuracy"] = _fill(scores[split], "accuracies", count)
             columns[f"{prefix}{split}/loss"] = _fill(scores[split], "losses", count)
-    pq.write_table(pa.table(columns), path)
+    pq.write_table(pa.Table.from_arrays([_column(values) for values in columns.values()], names=list(columns)), path)
+
+
+def _column(values: NDArray[Any]) -> pa.Array:
+    """Return numbers or truths as they are; `pyarrow.array` imports pandas, which takes half a second."""
+    import pyarrow as pa
+
+    data = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(data)])
 
 
 def _fill(scores: Scores, name: str, count: int) -> Any:
