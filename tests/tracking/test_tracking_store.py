@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sqlite3
@@ -189,6 +190,16 @@ def test_the_command_prepares_the_database_of_the_current_folder(
     tracking.main()
     with closing(sqlite3.connect("mlruns/mlflow.db")) as connection:
         assert connection.execute("PRAGMA user_version").fetchone()[0] > 1
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_opening_a_client_leaves_the_garbage_collector_as_it_was(root: Path, was_on: bool) -> None:
+    (gc.enable if was_on else gc.disable)()
+    try:
+        open_client(root)
+        assert gc.isenabled() == was_on
+    finally:
+        gc.enable()
 
 
 def test_opening_a_client_does_not_wait_for_anything(root: Path) -> None:
