@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from experiments.alerts import Inbox  # noqa: E402
-from flows.processes import Guarded  # noqa: E402
+from flows.processes import Guarded, sigterm_raises  # noqa: E402
 from flows.server import is_healthy  # noqa: E402
 
 FIRST, ORDINARY, SHUFFLED, LATER, LAST = (slice(0, 360), *(slice(n, n + 350) for n in (360, 710, 1060, 1410)))
@@ -126,6 +126,7 @@ class Stage:
             "DO_NOT_TRACK": "1",
             "DVC_NO_ANALYTICS": "1",
             "PYTHONUNBUFFERED": "1",
+            "PYTHONDONTWRITEBYTECODE": "",  # sixteen processes a night would compile the copy again
             "OMP_NUM_THREADS": "1",
         }
         return {**os.environ, **own}
@@ -265,7 +266,7 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true", help="print the nights' logs too")
     parser.add_argument("--pages", action="store_true", help="leave the pages of Prefect and MLflow open, until Ctrl-C")
     arguments = parser.parse_args()
-    with ExitStack() as opened:
+    with sigterm_raises(), ExitStack() as opened:
         folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="nights-", ignore_cleanup_errors=True))
         inbox = opened.enter_context(Inbox())
         say = print if arguments.verbose else lambda _: None

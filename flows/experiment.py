@@ -23,7 +23,7 @@ from prefect.runtime import flow_run, task_run
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows import gpus
-from flows.processes import run
+from flows.processes import Complaint, run
 from tasks.parameters import read_config
 
 BEFORE = ("check", "prepare", "partition", "virtual", "pseudo", "plan")
@@ -145,19 +145,19 @@ class LoggedOutput:
 
     Attributes
     ----------
-    complaint : the first line about an error, or ""
+    complaint : Complaint
+        What the output says went wrong.
     """
 
     def __init__(self, log: Callable[[str], object]) -> None:
-        self.complaint = ""
+        self.complaint = Complaint()
         self._log = log
 
     def take(self, line: str) -> None:
         """Log a line."""
         if line:
             self._log(line)
-        if line.lower().startswith("error"):
-            self.complaint = self.complaint or line
+        self.complaint.hear(line)
 
 
 def dvc_repro(target: str, held: gpus.Lease | None = None) -> None:
@@ -175,7 +175,7 @@ def dvc_repro(target: str, held: gpus.Lease | None = None) -> None:
     keep_open = [held.file.fileno()] if held else []
     code = run(command, on_line=output.take, environment=environment, keep_open=keep_open)
     if code:
-        raise StageError(f"{target} failed with exit code {code}. {output.complaint}".rstrip())
+        raise StageError(f"{target}: {output.complaint.text or f'exit code {code}'}")
 
 
 def gpu_leases() -> Path:
@@ -186,7 +186,8 @@ def gpu_leases() -> Path:
 def stage_environment() -> dict[str, str]:
     """Return the environment of a stage: this one, our `python` first on the path, and which flow run started it."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, "PATH": path, "FEDCORE_FLOW_RUN": str(flow_run.get_id() or "")}
+    own = {"FEDCORE_FLOW_RUN": flow_run.get_id(), "FEDCORE_FLOW_RUN_NAME": flow_run.get_name()}
+    return {**os.environ, "PATH": path, **{name: str(value or "") for name, value in own.items()}}
 
 
 def show_results() -> None:

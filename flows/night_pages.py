@@ -27,8 +27,12 @@ def run_name() -> str:
 
 
 def attach(night: Night) -> list[str]:
-    """Attach a night's table and report to its own flow run; return what went wrong, one line or none."""
+    """Attach a night's table and report to its own flow run, and how it ended as a tag, which lists of runs show.
+
+    Returns what went wrong, one line or none.
+    """
     said, table = f"Night {night.name}: {night.message}", json.dumps(night.table())
+    title = f"Night {night.name}: {night.status}"
     try:
         run = UUID(night.flow_run) if night.flow_run else None
         with get_client(sync_client=True) as client:
@@ -36,8 +40,13 @@ def attach(night: Night) -> list[str]:
                 ArtifactCreate(key="night", type="table", data=table, description=said, flow_run_id=run)
             )
             client.create_artifact(
-                ArtifactCreate(key="night-report", type="markdown", data=night.markdown(), flow_run_id=run)
+                ArtifactCreate(
+                    key="night-report", type="markdown", data=night.markdown(), description=title, flow_run_id=run
+                )
             )
+            if run is not None:
+                tags = set(client.read_flow_run(run).tags) | {night.status}
+                client.update_flow_run(run, tags=sorted(tags))
     except _NO_ANSWER as error:
         return [f"the run's page does not show the report, the server did not take it ({type(error).__name__})"]
     return []

@@ -33,31 +33,37 @@ LOCK = Path("data/.nightly.lock")
 INTAKE, DRIFT, PROMOTION = (FOLDER / "steps" / f"{name}.json" for name in ("intake", "drift", "promotion"))
 
 
-@task(cache_policy=NO_CACHE, retries=2, retry_delay_seconds=30)
+@task(cache_policy=NO_CACHE, task_run_name="pull {folder}", retries=2, retry_delay_seconds=30)
 def pull(folder: str) -> None:
     """Bring a folder that is tracked with `dvc add` up to date from the DVC remote."""
     command([sys.executable, "-m", "dvc", "pull", f"{folder.rstrip('/')}.dvc"])
 
 
-@task(cache_policy=NO_CACHE)
+@task(cache_policy=NO_CACHE, task_run_name="intake")
 def take_in() -> dict[str, Any]:
     """Take in what has arrived; return what became of every file."""
     found: dict[str, Any] = _step("tasks.intake", INTAKE)
     return found
 
 
-@task(cache_policy=NO_CACHE)
+@task(cache_policy=NO_CACHE, task_run_name="drift")
 def measure_drift() -> dict[str, Any]:
     """Compare what is new with the champion's data."""
     found: dict[str, Any] = _step("tasks.data_drift", DRIFT)
     return found
 
 
-@task(cache_policy=NO_CACHE)
+@task(cache_policy=NO_CACHE, task_run_name="gate")
 def consider() -> list[dict[str, Any]]:
     """Take the challengers through the gate; return what became of them."""
     found: list[dict[str, Any]] = _step("tasks.promotion", PROMOTION, "promote")
     return found
+
+
+@task(cache_policy=NO_CACHE, task_run_name="publish")
+def publish(experiment: str) -> None:
+    """Bring the tracking up to date with the runs that are done, when `register` will not."""
+    command([sys.executable, "-m", "tasks.publish", "--experiment", experiment])
 
 
 @flow(name="nightly", flow_run_name=run_name)
@@ -138,9 +144,11 @@ def renew(night: Night, gpu: bool | None) -> None:
     night.enter("train")
     states = train_all([(label, seed) for label in config.methods for seed in config.compare.seeds], on_gpu)
     done = [name for name, state in states.items() if state.is_completed()]
-    failed = {name: _said(state) for name, state in states.items() if not state.is_completed()}
+    failed = {name: _said(name, state) for name, state in states.items() if not state.is_completed()}
     night.note_training(failed, done)
     if failed:
+        if done and not publish(night.experiment, return_state=True).is_completed():
+            night.warnings.append("the runs that are done are not in MLflow yet; `make publish` adds them")
         return
     _stages(night, *AFTER)
     night.enter("promotion")
@@ -179,7 +187,7 @@ def command(arguments: list[str]) -> None:
     code = run(arguments, on_line=output.take, environment=stage_environment())
     if code:
         what = " ".join(arguments[2:4])
-        raise StageError(output.complaint.removeprefix("error: ") or f"`{what}` ended with exit code {code}")
+        raise StageError(output.complaint.text or f"`{what}` ended with exit code {code}")
 
 
 def _step(module: str, out: Path, *arguments: str) -> Any:
@@ -189,8 +197,10 @@ def _step(module: str, out: Path, *arguments: str) -> Any:
     return read_json(out)
 
 
-def _said(state: State[Any]) -> str:
-    return " ".join((state.message or state.name or "failed").split())
+def _said(name: str, state: State[Any]) -> str:
+    text = " ".join((state.message or state.name or "failed").split())
+    # What Prefect and the stage put before the reason.
+    return text.removeprefix("Task run encountered an exception ").removeprefix(f"StageError: train@{name}: ")
 
 
 def _stages(night: Night, *stages: str) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,27 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 import psutil
+
+# How Python ends a traceback: the exception's name at the beginning of the line, then what it says.
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt)(: |$)")
+
+
+class Complaint:
+    """The first line of a command's output that says what went wrong; what follows it is mostly a consequence.
+
+    Attributes
+    ----------
+    text : str
+        Empty as long as there was none.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def hear(self, line: str) -> None:
+        """Take the next line of the output."""
+        if not self.text and (line.lower().startswith("error") or _EXCEPTION.match(line)):
+            self.text = line.removeprefix("error: ").removeprefix("ERROR: ")
 
 
 class Guarded:

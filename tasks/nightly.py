@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from tasks.files import atomic_write_text, read_json, write_json
 FOLDER = Path("reports/nightly")
 RUNNING = FOLDER / ".running.json"
 Status = Literal["promoted", "kept", "unchanged", "failed"]
+_NAMED = 3  # failed trainings whose reason is an error of its own; the table of the report has all
 _SHOWN = 20  # clients with drift in the report; the JSON file has all
 
 
@@ -68,13 +70,18 @@ class Night:
         return "kept" if any(outcome["challenger"] for outcome in outcomes) else "unchanged"
 
     @property
+    def outcomes(self) -> list[str]:
+        """What became of the challengers, one line each."""
+        return [outcome_line(outcome) for outcome in self.promotion or []] or ["nothing to promote"]
+
+    @property
     def message(self) -> str:
         """Everything in one line."""
         if self.errors:
             promoted = [outcome["model"] for outcome in self.promotion or [] if outcome["promoted"]]
             what = f"{', '.join(promoted)} promoted" if promoted else "nothing was promoted"
             return f"{what}: {'; '.join(self.errors)}"
-        parts = [outcome_line(outcome) for outcome in self.promotion or []] or ["nothing to promote"]
+        parts = self.outcomes
         if self.warnings:
             parts.append(f"{len(self.warnings)} warning{'s' if len(self.warnings) > 1 else ''}: {self.warnings[0]}")
         return "; ".join(parts)
@@ -101,6 +108,7 @@ class Night:
             self.errors.append(
                 f"{len(failed)} of {total} training runs failed ({', '.join(failed)}); the others are done and kept"
             )
+            self.errors += [f"{name}: {why}" for name, why in islice(failed.items(), _NAMED)]
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -115,14 +123,16 @@ class Night:
         if self.drift is not None:
             rows.append(("drift", "; ".join(self.drift["drifted"][:3]) or f"none ({self.drift['note']})"))
         rows += [(f"train {name}", state) for name, state in self.training.items()]
-        rows += [(outcome["model"], outcome_line(outcome)) for outcome in self.promotion or []]
+        rows += [(outcome["model"], _became(outcome)) for outcome in self.promotion or []]
         rows += [("error", line) for line in self.errors] + [("warning", line) for line in self.warnings]
         return [{"what": what, "outcome": outcome} for what, outcome in rows]
 
     def markdown(self) -> str:
         """Return the report for people."""
-        parts = [f"# Night {self.name}: {self.status}", self.message[:1].upper() + self.message[1:] + "."]
-        parts.append(f"{self.experiment or 'params.yaml was not read'}, {self.started} to {self.ended or 'now'}.")
+        what = f"Experiment {self.experiment}" if self.experiment else "params.yaml was not read"
+        parts = [f"# Night {self.name}: {self.status}", f"{what}, {self.started} to {self.ended or 'now'}."]
+        if not self.errors:
+            parts += ["\n".join(f"- {line}" for line in self.outcomes)]
         for title, lines in (("Errors", self.errors), ("Warnings", self.warnings)):
             if lines:
                 parts += [f"## {title}", "\n".join(f"- {_cell(line)}" for line in lines)]
@@ -135,7 +145,7 @@ class Night:
             parts += ["## Training", _table(["run", "state"], rows)]
         for outcome in self.promotion or []:
             reasons = (outcome.get("decision") or {}).get("reasons", [])
-            parts += [f"## {outcome['model']}", outcome_line(outcome) + ".", *([_list(reasons)] if reasons else [])]
+            parts += [f"## {outcome['model']}", *([_list(reasons)] if reasons else [_became(outcome) + "."])]
         if self.status == "promoted":
             parts.append("`make rollback` undoes the promotion.")
         return "\n\n".join(part for part in parts if part) + "\n"
@@ -199,21 +209,25 @@ def ended() -> None:
 
 def outcome_line(outcome: dict[str, Any]) -> str:
     """Return what became of a challenger, in one line without the final stop."""
-    model, champion, challenger = outcome["model"], outcome["champion"], outcome["challenger"]
+    return f"{outcome['model']}: {_became(outcome)}"
+
+
+def _became(outcome: dict[str, Any]) -> str:
+    champion, challenger = outcome["champion"], outcome["challenger"]
     reasons = (outcome.get("decision") or {}).get("reasons") or [""]
     why = f" ({reasons[0]})" if reasons[0] else ""
     if outcome["promoted"]:
-        return f"{model}: version {challenger} promoted over {champion or 'none'}{why}"
+        return f"version {challenger} promoted over {champion or 'none'}{why}"
     if challenger is None:
-        return f"{model}: version {champion} stays champion, nothing challenges it"
-    return f"{model}: version {champion} kept, version {challenger} did not pass{why}"
+        return f"version {champion} is champion, nothing challenges it"
+    return f"version {champion} kept, version {challenger} did not pass{why}"
 
 
 def _intake_table(taken: dict[str, Any]) -> str:
     rows = [[b["file"], "accepted", str(b["rows"]), _intake_note(b)] for b in taken["accepted"]]
     rows += [[one["file"], "rejected", "", one["reason"]] for one in taken["rejected"]]
     rows += [[name, "waiting", "", "changed a moment ago"] for name in taken["waiting"]]
-    return _table(["file", "", "examples", "note"], rows) if rows else "Nothing arrived."
+    return _table(["file", "state", "examples", "note"], rows) if rows else "Nothing arrived."
 
 
 def _intake_note(batch: dict[str, Any]) -> str:
@@ -234,7 +248,7 @@ def _drift_table(drift: dict[str, Any]) -> str:
             f"{change['label_distance']:.3f}",
             change["feature"],
             f"{change['stability_index']:.3f}",
-            ", ".join(change["drifted"]) or ("" if change["judged"] else "too few to say"),
+            ", ".join(change["drifted"]) or ("no" if change["judged"] else "too few to say"),
         ]
         for change in drift["changes"][: _SHOWN + 1]
     ]

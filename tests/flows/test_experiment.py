@@ -124,7 +124,7 @@ def fake_dvc(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, list[str]], list
         def run(
             command: list[str], *, on_line: Callable[[str], None], environment: dict[str, str], keep_open: list[int]
         ) -> int:
-            assert environment["FEDCORE_FLOW_RUN"] == ""
+            assert (environment["FEDCORE_FLOW_RUN"], environment["FEDCORE_FLOW_RUN_NAME"]) == ("", "")
             commands.append(command)
             for line in lines:
                 on_line(line)
@@ -144,8 +144,32 @@ def test_a_stage_is_one_dvc_command(fake_dvc: Callable[[int, list[str]], list[li
 
 def test_a_failed_stage_is_named_with_its_complaint(fake_dvc: Callable[[int, list[str]], list[list[str]]]) -> None:
     fake_dvc(1, ["Running", "error: params.yaml:3: train.lr: must be > 0", "ERROR: failed to reproduce 'check'"])
-    with pytest.raises(module.StageError, match=r"^check failed with exit code 1\. error: params\.yaml:3: train\.lr"):
+    with pytest.raises(module.StageError, match=r"^check: params\.yaml:3: train\.lr: must be > 0$"):
         module.dvc_repro("check")
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (
+            ['  File "train.py", line 3', "RuntimeError: it crashes", "", "ValueError: and so", "ERROR: failed to run"],
+            "RuntimeError: it crashes",
+        ),
+        (
+            ["Traceback (most recent call last):", "torch.cuda.OutOfMemoryError: full"],
+            "torch.cuda.OutOfMemoryError: full",
+        ),
+        (["1 Error: no", "ERROR: failed to reproduce, exited with -9"], "failed to reproduce, exited with -9"),
+        (["a line"], "exit code 1"),
+    ],
+)
+def test_the_first_line_about_an_error_is_the_reason(
+    fake_dvc: Callable[[int, list[str]], list[list[str]]], lines: list[str], reason: str
+) -> None:
+    fake_dvc(1, lines)
+    with pytest.raises(module.StageError) as raised:
+        module.dvc_repro("train@fedavg-0")
+    assert str(raised.value) == f"train@fedavg-0: {reason}"
 
 
 def test_dvc_alone_caches_and_only_training_is_retried() -> None:

@@ -24,6 +24,7 @@ class Server:
         self.is_final, self.error = is_final, error
         self.artifacts: list[ArtifactCreate] = []
         self.states: list[tuple[str, str, str]] = []
+        self.tags: list[str] = []
 
     def __enter__(self) -> Self:
         if self.error is not None:
@@ -37,7 +38,11 @@ class Server:
 
     def read_flow_run(self, run: UUID) -> SimpleNamespace:
         assert str(run) == LOST
-        return SimpleNamespace(state=SimpleNamespace(is_final=lambda: self.is_final))
+        return SimpleNamespace(state=SimpleNamespace(is_final=lambda: self.is_final), tags=["dvc"])
+
+    def update_flow_run(self, run: UUID, tags: list[str]) -> None:
+        assert str(run) == LOST
+        self.tags = tags
 
     def read_task_runs(self, *, flow_run_filter: Any, task_run_filter: Any) -> list[SimpleNamespace]:
         assert flow_run_filter.id.any_ == [UUID(LOST)]
@@ -71,6 +76,8 @@ def test_artifacts_hang_on_the_nights_own_run(use: Any) -> None:
         ("night-report", "markdown", LOST),
     ]
     assert server.artifacts[0].description == "Night 2027-01-30: nothing was promoted: it was cut off"
+    assert server.artifacts[1].description == "Night 2027-01-30: failed"
+    assert server.tags == ["dvc", "failed"]
     assert json.loads(server.artifacts[0].data)[0] == {"what": "night", "outcome": "2027-01-30: failed"}
     assert server.artifacts[1].data.startswith("# Night 2027-01-30: failed\n")
 

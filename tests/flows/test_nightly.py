@@ -57,6 +57,11 @@ class Tools:
             for name, target in names.items()
         }
 
+    def publish(self, experiment: str, return_state: bool) -> SimpleNamespace:
+        assert experiment == "digits"
+        self.called.append("publish")
+        return SimpleNamespace(is_completed=lambda: "publish" not in self.failing)
+
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
@@ -80,6 +85,7 @@ def night(project: Project, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
         monkeypatch.setattr(module, "take_in", lambda: tools.call("intake", tools.intake))
         monkeypatch.setattr(module, "measure_drift", lambda: tools.call("drift", tools.drift))
         monkeypatch.setattr(module, "consider", lambda: tools.call("consider", [PASSED]))
+        monkeypatch.setattr(module, "publish", tools.publish)
         monkeypatch.setattr(module, "notify", lambda record, *_: tools.told.append(record.status) or [])
         return module.retrain.fn(night=name, gpu=False), tools
 
@@ -110,7 +116,12 @@ def test_one_failed_training_stops_no_other_and_every_promotion(night: Callable[
     assert [name for name in tools.called if name.startswith("train@")][-1] == "train@local-1"
     assert not {"compare", "register", "consider"} & set(tools.called)
     assert state.is_failed()
-    assert state.message.startswith("nothing was promoted: 1 of 4 training runs failed (fedavg-1); the others are done")
+    assert state.message == (
+        "nothing was promoted: 1 of 4 training runs failed (fedavg-1); the others are done and kept;"
+        " fedavg-1: exit code 1"
+    )
+    assert tools.called[-1] == "publish", "MLflow would not show what was done"
+    assert report()["warnings"] == []
     assert report()["training"] == {
         "fedavg-0": "done",
         "local-0": "done",
@@ -118,6 +129,24 @@ def test_one_failed_training_stops_no_other_and_every_promotion(night: Callable[
         "fedavg-1": "exit code 1",
     }
     assert tools.told == ["failed"]
+
+
+def test_without_any_run_or_with_a_tracking_that_fails(night: Callable[..., tuple[Any, Tools]]) -> None:
+    names = [f"train@{label}-{seed}" for label in ("fedavg", "local") for seed in (0, 1)]
+    _, tools = night(*names)
+    assert "publish" not in tools.called
+    night("train@fedavg-1", "publish", name="2027-02-01")
+    assert report("2027-02-01")["warnings"] == [
+        "the runs that are done are not in MLflow yet; `make publish` adds them"
+    ]
+
+
+def test_the_reason_of_a_training_stands_alone() -> None:
+    state = SimpleNamespace(
+        message="Task run encountered an exception StageError: train@local-0: it\n crashes", name=""
+    )
+    assert module._said("local-0", state) == "it crashes"  # type: ignore[arg-type]
+    assert module._said("local-0", SimpleNamespace(message=None, name="Crashed")) == "Crashed"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("stage", ["prepare", "intake", "drift", "compare", "register", "consider"])

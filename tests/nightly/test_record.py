@@ -49,7 +49,7 @@ def drift(*drifted: str) -> dict[str, Any]:
     [
         ([outcome(True)], "promoted", "trial-global: version 3 promoted over 2 (it is 0.0210 better)"),
         ([outcome(False)], "kept", "trial-global: version 2 kept, version 3 did not pass (it is 0.0210 better)"),
-        ([outcome(False, None)], "unchanged", "trial-global: version 2 stays champion, nothing challenges it"),
+        ([outcome(False, None)], "unchanged", "trial-global: version 2 is champion, nothing challenges it"),
         ([], "unchanged", "nothing to promote"),
     ],
 )
@@ -63,7 +63,8 @@ def test_a_failed_training_fails_the_night() -> None:
     night.note_training({"local-0": "exit code 1"}, ["fedavg-0", "fedavg-1"])
     assert night.status == "failed"
     assert night.message == (
-        "nothing was promoted: 1 of 3 training runs failed (local-0); the others are done and kept"
+        "nothing was promoted: 1 of 3 training runs failed (local-0); the others are done and kept;"
+        " local-0: exit code 1"
     )
     assert night.training == {"fedavg-0": "done", "fedavg-1": "done", "local-0": "exit code 1"}
 
@@ -105,10 +106,32 @@ def test_the_report_is_written_for_people_and_machines() -> None:
         "| north | 40 | 30 | 0.410 | feature 1 | 0.500 | labels |",
         "| fedavg-0 | done |",
         "- another \\| reason",
+        "- trial-global: version 3 promoted over 2 (it is 0.0210 better)",
         "`make rollback` undoes the promotion.",
     ):
         assert line in page.splitlines()
     assert {"what": "train fedavg-0", "outcome": "done"} in night.table()
+    told = {"what": "trial-global", "outcome": "version 3 promoted over 2 (it is 0.0210 better)"}
+    assert told in night.table()
+
+
+def test_the_reasons_of_three_failed_trainings_are_named() -> None:
+    night = Night("2027-01-31", "trial")
+    night.note_training({f"local-{seed}": f"reason {seed}" for seed in range(5)}, [])
+    assert night.errors[1:] == ["local-0: reason 0", "local-1: reason 1", "local-2: reason 2"]
+    assert "| local-4 | reason 4 |" in night.markdown()
+
+
+def test_a_client_without_drift_says_so() -> None:
+    night, quiet = Night("2027-01-31", "trial"), drift("north: labels")
+    quiet["changes"] = [
+        {**quiet["changes"][0], "drifted": []},
+        {**quiet["changes"][0], "client": "east", "drifted": [], "judged": False},
+    ]
+    night.note_drift(quiet, stop=False)
+    page = night.markdown().splitlines()
+    assert "| north | 40 | 30 | 0.410 | feature 1 | 0.500 | no |" in page
+    assert "| east | 40 | 30 | 0.410 | feature 1 | 0.500 | too few to say |" in page
 
 
 def test_the_second_night_of_a_day_has_a_number() -> None:
