@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedcore.metrics.gate import Decision
 
 _CLEAN, _PARTITION = "lineage.clean", "lineage.partition_hash"
+_GATE = "\n\n**Gate**: "  # where the latest decision begins in a version's description
 _LONGEST = 1000  # characters of the reasons in a tag
 
 
@@ -88,6 +89,12 @@ def leave_evidence(
         tags["gate.seeds"] = ", ".join(map(str, decision.evidence.seeds))
     for tag, value in tags.items():
         client.set_model_version_tag(name, number, tag, value)
+    about = (client.get_model_version(name, number).description or "").split(_GATE)[0]
+    said = f"{decision.verdict} against version {champion or 'none'}, {when}"
+    if force is not None:
+        said += f", but promoted by force: {' '.join(force.split())[:_LONGEST]}"
+    reasons = "\n".join(f"- {reason}" for reason in decision.reasons)
+    client.update_model_version(name, number, f"{about}{_GATE}{said}\n\n{reasons}")
 
 
 def decision_page(facts: dict[str, Any], decision: Decision) -> str:

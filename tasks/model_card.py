@@ -94,14 +94,24 @@ def write_card(folder: Path, subject: Subject) -> str:
 
 
 def summary(subject: Subject) -> str:
-    """Return the start of the card, short enough for the description of a version."""
-    return "\n\n".join(
-        [_summary(subject), _results(subject), "The whole card: `card/card.md` among the model's files."]
-    )
+    """Return the description of a version: its first line is what lists show; no table, MLflow's pages crowd them."""
+    run, over = subject.run, ", and mean over seeds with 95 % interval" if len(subject.seeds) > 1 else ""
+    accuracy = as_number(run.metrics.get(f"selected/{subject.view}/val/accuracy"))
+    head = f"{run.label}, seed {run.seed}" + ("" if accuracy is None else f": {_percent(accuracy)} % on validation")
+    lines = [
+        f"- {name}: **{own}**" + (f"; {mean} ({interval})" if over else "")
+        for name, own, mean, interval in _figures(subject)
+    ]
+    listed = "\n".join([f"In %, of the round chosen on validation{over}:", "", *lines])
+    return "\n\n".join([head, _about(subject), listed, "The whole card: `card/card.md` among the model's files."])
 
 
 def _summary(subject: Subject) -> str:
-    config, run = subject.run.config, subject.run
+    return f"# {subject.model}: {subject.run.label}, seed {subject.run.seed}\n\n{_about(subject)}"
+
+
+def _about(subject: Subject) -> str:
+    config = subject.run.config
     addons = "".join(f" + {name}" for name in config.get("add", {}))
     kind = {
         "global": "One model for everybody: the server's, of the round its validation accuracy chose.",
@@ -109,7 +119,7 @@ def _summary(subject: Subject) -> str:
         " global model.",
     }[subject.view]
     return (
-        f"# {subject.model}: {run.label}, seed {run.seed}\n\n{kind} Trained by `{config['method']}{addons}` on data set"
+        f"{kind} Trained by `{config['method']}{addons}` on data set"
         f" `{config['dataset']['name']}` with {config['clients']['training']} clients; takes examples of shape"
         f" {' x '.join(map(str, config['input']['shape']))} in raw units, gives one of"
         f" {len(config['input']['class_names'])} classes."
@@ -153,6 +163,11 @@ def _method(config: Mapping[str, Any]) -> str:
 
 
 def _results(subject: Subject) -> str:
+    head = ("in %, round chosen on validation", "this version", "mean over seeds", "its 95 % interval")
+    return _table(head, _figures(subject)) + f"\n\nSeeds: {', '.join(str(run.seed) for run in subject.seeds)}."
+
+
+def _figures(subject: Subject) -> list[tuple[str, str, str, str]]:
     view, rows = subject.view, []
     for figure in _FIGURES[view]:
         name = f"selected/{view}/{figure}"
@@ -164,8 +179,7 @@ def _results(subject: Subject) -> str:
         found = summarise(known)
         interval = "one seed" if found.low is None else f"{_percent(found.low)} to {_percent(found.high or 0.0)}"
         rows.append((f"`{view}/{figure}`", _percent(own), _percent(found.mean), interval))
-    head = ("in %, round chosen on validation", "this version", "mean over seeds", "its 95 % interval")
-    return _table(head, rows) + f"\n\nSeeds: {', '.join(str(run.seed) for run in subject.seeds)}."
+    return rows
 
 
 def _worst(subject: Subject, federation: Federation) -> str:

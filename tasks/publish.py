@@ -24,6 +24,7 @@ from tasks.tracking_runs import (
     KIND,
     SUPERSEDED,
     as_number,
+    began,
     create_run,
     dataset_inputs,
     differs,
@@ -34,6 +35,7 @@ from tasks.tracking_runs import (
     log_tags,
     logged_points,
     summary_tags,
+    training_seconds,
 )
 from tasks.tracking_store import ensure_experiment, open_client, readable_errors, tracking_lock
 
@@ -150,11 +152,11 @@ def _publish_run(client: MlflowClient, experiment: str, run: Run, found: MlflowR
         logged = logged_points(client, found)
         if any(differs(point, logged) for point in points):
             # The folder was trained again with other digits: the old curve is not its curve.
-            new = create_run(client, experiment, run.config, lineage)
+            new = create_run(client, experiment, run.config, lineage, training_seconds(run))
             client.set_tag(found.info.run_id, SUPERSEDED, new)
             found, logged = client.get_run(new), {}
     if found is None:
-        found = client.get_run(create_run(client, experiment, run.config, lineage))
+        found = client.get_run(create_run(client, experiment, run.config, lineage, training_seconds(run)))
     run_id = found.info.run_id
     log_params(client, found, run.config)
     log_tags(client, run_id, lineage_tags(lineage))
@@ -184,7 +186,8 @@ def _publish_summary(
     found = known.get(("summary", key))
     if found is None:
         tags = {KIND: "summary", KEY: key, **summary_tags([run.config for run in runs])}
-        found = client.create_run(experiment, tags=tags, run_name=runs[0].label)
+        start = began(math.fsum(training_seconds(run) for run in runs))
+        found = client.create_run(experiment, start_time=start, tags=tags, run_name=runs[0].label)
     complete = _is_complete(client, found, digest, values, attachments)
     run_id = found.info.run_id
     if not complete:

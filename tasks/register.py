@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 VIEWS = ("global", "personal")
 SCORE = "fedcore.val_score"
 MODEL = "fedcore.model_id"
+_ALIASES = (
+    "`champion` is in service, `challenger` is what the gate judges next, `previous` was champion before."
+    " `make models` lists who became champion when and why; `make rollback` goes back."
+)
+_ABOUT = {
+    "global": f"One model for every client: the aggregated one of the comparison's winner.\n\n{_ALIASES}",
+    "personal": "A family of models, one per client, chosen by the column `client_id`; a client without one is answered"
+    f" by a global model.\n\n{_ALIASES}",
+}
 
 
 @dataclass(frozen=True)
@@ -167,7 +176,7 @@ def _ensure_version(
     try:
         client.get_registered_model(name)
     except MlflowException:
-        client.create_registered_model(name, description=f"The {winner.view} model of the experiment.")
+        client.create_registered_model(name, description=_ABOUT[winner.view])
     found = client.search_model_versions(f"name = '{name}' AND tags.`{KEY}` = '{key}'")
     for version in sorted(found, key=lambda version: -int(version.version)):
         model_id = version.tags[MODEL]

@@ -39,8 +39,17 @@ def find_run(client: MlflowClient, experiment: str, run_key: str, kind: str = "r
     return next((run for run in found if SUPERSEDED not in run.data.tags), None)
 
 
-def create_run(client: MlflowClient, experiment: str, config: Mapping[str, Any], lineage: Mapping[str, Any]) -> str:
-    """Create the run of one training with its parameters, tags and data-set inputs; return its id."""
+def create_run(
+    client: MlflowClient,
+    experiment: str,
+    config: Mapping[str, Any],
+    lineage: Mapping[str, Any],
+    seconds: float = 0.0,
+) -> str:
+    """Create the run of one training with its parameters, tags and data-set inputs; return its id.
+
+    `seconds` is how long ago it began.
+    """
     tags = {
         KIND: "run",
         KEY: config["run_key"],
@@ -49,18 +58,31 @@ def create_run(client: MlflowClient, experiment: str, config: Mapping[str, Any],
         **lineage_tags(lineage),
         **_origin_tags(),
     }
-    run = client.create_run(experiment, tags=tags, run_name=f"{config['label']}-{config['seed']}")
+    name = f"{config['label']}-{config['seed']}"
+    run = client.create_run(experiment, start_time=began(seconds), tags=tags, run_name=name)
     log_params(client, run, config)
     client.log_inputs(run.info.run_id, dataset_inputs(config, lineage))
     return str(run.info.run_id)
 
 
+def began(seconds: float) -> int:
+    """Return the moment so many seconds ago, as MLflow counts: ms since 1970."""
+    return time.time_ns() // 1_000_000 - round(1000 * seconds)
+
+
 def log_params(client: MlflowClient, run: Run, config: Mapping[str, Any]) -> None:
-    """Log the flattened config; parameters the run has already stay, for MLflow forbids changing them."""
+    """Log the flattened config; parameters the run has already stay, for MLflow forbids changing them.
+
+    An empty section is left out: compared with a run that has one, it would look like another value of it.
+    """
     from mlflow.entities import Param
 
     known = run.data.params
-    missing = [Param(name, value) for name, value in flatten(config) if name not in known and name != "run_key"]
+    missing = [
+        Param(name, value)
+        for name, value in flatten(config)
+        if name not in known and name != "run_key" and value != "{}"
+    ]
     for batch in _batches(missing, _BATCH_NAMES):
         client.log_batch(run.info.run_id, params=batch)
 
@@ -110,6 +132,12 @@ def folder_points(run: RunFolder) -> list[Point]:
         if value is not None and name != "round" and (name, last) not in known:
             points.append((name, last, value, now))
     return points
+
+
+def training_seconds(run: RunFolder) -> float:
+    """Return how long the rounds of a run took; 0 where that was not kept."""
+    file = run.folder / "timing.csv"
+    return math.fsum(read_columns(file).get("total_seconds", [])) if file.is_file() else 0.0
 
 
 def as_number(value: object) -> float | None:
@@ -192,6 +220,7 @@ def _origin_tags() -> dict[str, str]:
         "mlflow.source.name": "tasks.train",
         "dvc.stage": os.environ.get("DVC_STAGE"),
         "prefect.flow_run": os.environ.get("FEDCORE_FLOW_RUN"),
+        "prefect.flow_run_name": os.environ.get("FEDCORE_FLOW_RUN_NAME"),
     }
     return {name: value for name, value in known.items() if value}
 

@@ -186,20 +186,20 @@ def _weighted(weights: Array, values: Sequence[float]) -> float:
 
 def _tests(gate: Gate, found: Evidence) -> list[tuple[bool, str]]:
     """Return what must hold, each with its reason in words."""
-    rose, name = found.worst_decile_difference, f"mean {found.metric} difference"
+    rose, name = found.worst_decile_difference, f"{found.metric} {_points(found.difference)} points"
     tests = [
         (
             _reaches(found.difference, gate.least_difference),
-            f"{name} {_points(found.difference)}, at least {_points(gate.least_difference)} needed",
+            f"{name}, at least {_points(gate.least_difference)} needed",
         ),
         (
             _reaches(rose, -gate.worst_decile_margin),
-            f"worst decile {_points(rose)}, at least {_points(-gate.worst_decile_margin)} needed",
+            f"worst decile {_points(rose)} points, at least {_points(-gate.worst_decile_margin)} needed",
         ),
     ]
     if found.low is None or found.high is None:
         return [(False, "one client with validation examples: no interval can be given"), *tests]
-    interval = f"{found.confidence:.0%} interval {_points(found.low)} to {_points(found.high)}"
+    interval = f"{found.confidence:.0%} interval {_points(found.low)} to {_points(found.high)} points"
     lower = (
         _reaches(found.low, gate.lowest_difference),
         f"{interval}, lower end at least {_points(gate.lowest_difference)} needed",
@@ -220,4 +220,4 @@ def _too_few_seeds(gate: Gate, seeds: Sequence[int], challenger: Standing, champ
 
 def _points(value: float) -> str:
     """Return a difference of accuracies in percentage points."""
-    return f"{100 * value:+.2f} points"
+    return f"{100 * value:+.2f}"

@@ -79,10 +79,10 @@ def test_an_equal_challenger_passes_and_rounding_does_not_decide() -> None:
 @pytest.mark.parametrize(
     ("gate", "new", "reason"),
     [
-        (Gate(least_difference=0.02), [0.61] * 10, "mean client_mean difference +1.00 points, at least +2.00 points"),
-        (Gate(), [0.59] * 10, "mean client_mean difference -1.00 points, at least +0.00 points"),
+        (Gate(least_difference=0.02), [0.61] * 10, "client_mean +1.00 points, at least +2.00 needed"),
+        (Gate(), [0.59] * 10, "client_mean -1.00 points, at least +0.00 needed"),
         (SURE, [0.8, 0.5] * 5, "95% interval"),
-        (Gate(lowest_difference=-0.2), [0.5] + [0.7] * 9, "worst decile -10.00 points, at least -5.00 points"),
+        (Gate(lowest_difference=-0.2), [0.5] + [0.7] * 9, "worst decile -10.00 points, at least -5.00 needed"),
     ],
     ids=["least difference", "worse", "unsure", "worst decile"],
 )

@@ -33,7 +33,13 @@ CommandLine = Callable[[ModuleType], Run]
 
 @pytest.fixture(autouse=True)
 def _own_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", "DVC_STAGE", "FEDCORE_FLOW_RUN"):
+    for name in (
+        "MLFLOW_TRACKING_URI",
+        "MLFLOW_REGISTRY_URI",
+        "DVC_STAGE",
+        "FEDCORE_FLOW_RUN",
+        "FEDCORE_FLOW_RUN_NAME",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 

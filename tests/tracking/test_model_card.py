@@ -46,7 +46,10 @@ def test_a_version_carries_its_card(project: Project, client: Any) -> None:
     assert "`c0ffee`" in text
     assert "<table>" in html
     assert '<img src="partition.png"' in html
-    assert version.description.startswith("# digits-global: fedavg, seed 1\n")
+    first, *rest = version.description.split("\n")
+    assert first == "fedavg, seed 1: 75.0 % on validation"
+    assert "- `global/val/accuracy`: **75.0**; 62.5 (-96.3 to 221.3)" in rest
+    assert text.startswith("# digits-global: fedavg, seed 1\n\nOne model for everybody")
     assert len(version.description) < 5000
     assert version.tags["file.model.safetensors"]
 

@@ -109,12 +109,17 @@ def test_a_worse_challenger_is_kept_out_unless_forced(world: Registered, client:
     assert aliases(client) == {"champion": "1", "challenger": "2"}
     tags = client.get_model_version(NAME, "2").tags
     assert tags["gate.verdict"] == "keep"
-    assert "at least +0.00 points needed" in tags["gate.reasons"]
+    assert "at least +0.00 needed" in tags["gate.reasons"]
     assert "promotion.when" not in tags
     few = world.promote(Gate(min_seeds=2))
     assert few.decision is not None
     assert few.decision.reasons[0].startswith("1 seeds in common")
+    about = client.get_model_version(NAME, "2").description
+    assert about.count("**Gate**: keep against version 1, ") == 1, "the page would tell of decisions of the past"
+    assert "\n- 1 seeds in common" in about
     forced = world.promote(force="the champion leaks")
+    about = client.get_model_version(NAME, "2").description
+    assert ", but promoted by force: the champion leaks\n\n- " in about
     assert forced.change is not None
     assert (forced.change.how, forced.change.why) == ("forced", "forced: the champion leaks")
     assert aliases(client) == {"champion": "2", "previous": "1"}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,27 @@ def test_every_run_folder_gets_its_finished_run(project: Project, client: Any, c
     assert artifacts(client, run) == {*step.FILES, *step.MODELS}
     stored = project.root / "mlruns" / "artifacts" / run.info.run_id / "artifacts" / "model.safetensors"
     assert stored.read_bytes() == (project.root / "runs" / "fedavg-0" / "model.safetensors").read_bytes()
+
+
+def test_a_run_began_when_its_rounds_did(project: Project, client: Any) -> None:
+    """The rounds of each seed took 0.5 + 0.25 + 0.25 s; the tracking's pages show the difference as duration."""
+    for seed in (0, 1):
+        project.add("fedavg", seed)
+    before = time.time_ns() // 1_000_000
+    publish(project.root, project.root / "runs")
+    for kind, name, milliseconds in (("run", "fedavg-0", 1000), ("summary", "fedavg", 2000)):
+        run = runs_by_name(client, kind)[name]
+        assert run.info.start_time >= before - milliseconds
+        assert milliseconds <= run.info.end_time - run.info.start_time < 60_000
+
+
+def test_an_empty_section_is_no_parameter(project: Project, client: Any) -> None:
+    project.add("fedavg", 0)
+    project.add("prox", 0, add={"prox": {"mu": 0.01}})
+    publish(project.root, project.root / "runs")
+    runs = runs_by_name(client)
+    assert {key for key in runs["fedavg-0"].data.params if key.startswith(("add", "settings"))} == set()
+    assert runs["prox-0"].data.params["add.prox.mu"] == "0.01"
 
 
 def test_a_second_call_changes_nothing(project: Project) -> None:

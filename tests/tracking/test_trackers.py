@@ -56,6 +56,7 @@ def test_a_training_leaves_a_finished_run_with_all_it_is_made_of(
 ) -> None:
     monkeypatch.setenv("DVC_STAGE", "train@fedavg-0")
     monkeypatch.setenv("FEDCORE_FLOW_RUN", "flow-7")
+    monkeypatch.setenv("FEDCORE_FLOW_RUN_NAME", "night 2027-01-31")
     train(root, range(1, 5), settings={"names": ["x" * 600]})
     (run,) = all_runs(client)
     assert (run.info.status, run.info.run_name) == ("FINISHED", "fedavg-0")
@@ -66,6 +67,7 @@ def test_a_training_leaves_a_finished_run_with_all_it_is_made_of(
     assert (params["train.lr"], params["partition.alpha"], params["method"]) == ("0.05", "0.1", "fedavg")
     assert len(params["settings.names"]) == 500
     assert (tags["git_commit"], tags["dvc.stage"], tags["prefect.flow_run"]) == ("c0ffee", "train@fedavg-0", "flow-7")
+    assert tags["prefect.flow_run_name"] == "night 2027-01-31"
     assert tags["lineage.versions.torch"] == "2.15.0"
     inputs = {i.dataset.name: (i.dataset.digest, {t.value for t in i.tags}) for i in run.inputs.dataset_inputs}
     assert inputs == {
