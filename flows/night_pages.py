@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from datetime import date
+from typing import Any
 from uuid import UUID
 
 import httpx
 from prefect import get_client
 from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+from prefect.client.schemas.objects import State
 from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 from prefect.states import Crashed
@@ -59,7 +61,7 @@ def end_lost_run(night: Night) -> list[str]:
     """
     if night.flow_run in (None, flow_run.get_id()):  # the server may start a killed run again, as the same run
         return []
-    crashed = Crashed(message=night.message)
+    crashed: State[Any] = Crashed(message=night.message)
     try:
         run_id = UUID(night.flow_run)
         of_run = FlowRunFilter.model_validate({"id": {"any_": [run_id]}})

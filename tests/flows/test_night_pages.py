@@ -10,6 +10,7 @@ from uuid import UUID
 import httpx
 import pytest
 from prefect.client.schemas.actions import ArtifactCreate
+from prefect.runtime import flow_run
 
 from flows import night_pages as module
 from tasks.nightly import Night
@@ -59,7 +60,7 @@ class Server:
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(module.flow_run, "get_id", lambda: CURRENT, raising=False)
+    monkeypatch.setattr(flow_run, "get_id", lambda: CURRENT, raising=False)
 
     def use(server: Server) -> Server:
         monkeypatch.setattr(module, "get_client", lambda sync_client: server)
@@ -117,6 +118,6 @@ def test_a_mark_with_a_damaged_id_is_a_warning(use: Any) -> None:
 
 @pytest.mark.parametrize(("parameters", "name"), [({"night": "2027-01-31"}, "night 2027-01-31"), ({"night": None}, "")])
 def test_a_run_is_named_after_its_night(monkeypatch: pytest.MonkeyPatch, parameters: Any, name: str) -> None:
-    monkeypatch.setattr(module.flow_run, "parameters", parameters, raising=False)
+    monkeypatch.setattr(flow_run, "parameters", parameters, raising=False)
     monkeypatch.setattr(module, "date", SimpleNamespace(today=lambda: SimpleNamespace(isoformat=lambda: "2027-02-01")))
     assert module.run_name() == (name or "night 2027-02-01")

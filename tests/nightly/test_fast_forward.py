@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from pathlib import Path
+from typing import Any
+from urllib import request
 
 import pytest
 
@@ -31,6 +34,15 @@ def test_what_is_not_there_cannot_be_killed(tmp_path: Path) -> None:
         assert other.wait() == 128 + signal.SIGKILL
 
 
+def asked(stage: player.Stage, what: str) -> list[dict[str, Any]]:
+    """Return all that the stage's Prefect server knows of a kind."""
+    address = f"http://127.0.0.1:{stage.port}/api/{what}/filter"
+    question = request.Request(address, b"{}", {"Content-Type": "application/json"})
+    with request.build_opener(request.ProxyHandler({})).open(question, timeout=60) as answer:
+        found: list[dict[str, Any]] = json.load(answer)
+    return found
+
+
 @pytest.mark.slow
 def test_six_nights(tmp_path: Path) -> None:
     lines: list[str] = []
@@ -38,11 +50,13 @@ def test_six_nights(tmp_path: Path) -> None:
         stage = player.Stage(tmp_path / "project", lines.append, inbox.url)
         with stage.server():
             first, ordinary, shuffled, crashed, killed, after = player.play(stage)
+            runs = {run["name"]: run for run in asked(stage, "flow_runs")}
+            pages = {(one["flow_run_id"], one["key"]) for one in asked(stage, "artifacts")}
     assert (first["status"], first["errors"]) == ("unchanged", [])
 
     # (a) More data of the same kind: a better model.
     assert (ordinary["status"], ordinary["errors"], ordinary["intake"]["rows"]) == ("promoted", [], 350)
-    # (b) Shuffled labels: kept, with the reason, and the drift is seen.
+    # (b) Shuffled labels: kept, with the reason.
     assert shuffled["status"] == "kept"
     assert not any(outcome["promoted"] for outcome in shuffled["promotion"])
     assert all(outcome["decision"]["reasons"] for outcome in shuffled["promotion"] if outcome["challenger"])
@@ -53,6 +67,7 @@ def test_six_nights(tmp_path: Path) -> None:
         "fedprox-0": True,
         "faulty-0": False,
     }
+    assert crashed["training"]["faulty-0"] == "RuntimeError: this method crashes"
     assert crashed["promotion"] is None
     assert [alert["name"] for alert in inbox.alerts if alert["status"] == "failed"] == ["c-crash", "d-killed"]
     assert any("Retrying" in line or "AwaitingRetry" in line for line in lines), "the trainer was not killed in time"
@@ -61,6 +76,17 @@ def test_six_nights(tmp_path: Path) -> None:
     assert "was cut off in the stage 'train'" in killed["message"]
     assert after["errors"] == []
     assert after["warnings"][0].startswith("night d-killed did not come to its end")
+
+    # Prefect's pages tell the same, each night's on its own run.
+    assert {name: (run["state"]["name"], run["tags"]) for name, run in runs.items()} == {
+        "night first": ("Completed", ["unchanged"]),
+        "night a-ordinary": ("Completed", ["promoted"]),
+        "night b-shuffled": ("Completed", ["kept"]),
+        "night c-crash": ("Failed", ["failed"]),
+        "night d-killed": ("Crashed", ["failed"]),
+        "night e-after": ("CompletedWithWarnings", [after["status"]]),
+    }
+    assert pages == {(run["id"], key) for run in runs.values() for key in ("night", "night-report")}
 
     # What was tested on one night was never trained on another: splits are of the example alone.
     ledger = read_json(stage.folder / "data" / "accepted" / "npz" / "ledger.json")
