@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, linear, softplus
+from torch.nn.functional import cosine_similarity, softplus
 
 from fedcore.methods.base import Fit, Local, Method, named
+from fedcore.methods.parts import soft_cross_entropy, soft_labels
+from fedcore.models import perceptron
 from fedcore.models.net import Net
 from fedcore.types import Batch, ClientInfo, Params, State, View
 
@@ -44,13 +45,20 @@ class Fedbr(Method):
         False leaves P as it was drawn.
     projection : bool, default True
         False takes the cosines of the features themselves; there is no max step then.
+    projection_layers : {2, 3}
+        Layers of P: d -> d -> d, of the size in the paper's Table 7, or d -> 2d -> 2d -> d of the released code.
     mixture : int, >= 0, default 0
         K: at every step a pseudo row is mixed with K rows of the batch, drawn uniformly: the mean of the K + 1 inputs,
         and of their labels, the pseudo row's uniform. Goes with pseudo data of ``generator: mixture``; the paper has 1.
+    global_features : {"fresh", "stale"}
+        z_g of this step's x_p, or of x_p as it was mixed at the round's first step (the released code). The same, bit
+        for bit, with mixture 0.
 
     State
     -----
-    none kept; every client holds resource ``pseudo``: x [S, P, ...] model inputs, y [S, P, Y] soft labels, S sets of
+    client  first [P, ...]  sums of the rows that the round's first step mixed into each pseudo row, begun []  whether
+                            there was one; scratch of a round (``stale`` with `mixture`)
+    every client holds resource ``pseudo``: x [S, P, ...] model inputs, y [S, P, Y] soft labels, S sets of
     which round r uses set r modulo S
 
     Costs       the pseudo-data down once per client; 2 d (d + 1) scalars each way per round; per step about twice
@@ -59,9 +67,8 @@ class Fedbr(Method):
                 makes of the printed 2; Algorithm 1's line for the head is read with the whole loss. Pseudo rows are
                 a window at a random offset, wrapped round, so a short batch uses each at most once. The max step is
                 plain gradient ascent whatever momentum and weight decay are set, and is skipped with mu = 0. The
-                received model's features are taken in evaluation mode, of the same rows at every step (the code keeps
-                those of the round's first step, which with `mixture` belong to other rows). The paper trains FedBR
-                without momentum, its baselines with 0.9. Preset ``paper`` is its CIFAR setting.
+                received model's features are taken in evaluation mode. The paper trains FedBR without momentum, its
+                baselines with 0.9. Preset ``paper`` is its CIFAR setting.
     Source      Guo et al., ICML 2023, eq. 2-5, Algorithm 1. https://arxiv.org/abs/2205.13462
     """
 
@@ -71,12 +78,15 @@ class Fedbr(Method):
     tau2: Annotated[float, Field(gt=0)] = 0.5
     max_step: bool = True
     projection: bool = True
+    projection_layers: Literal[2, 3] = 2
     mixture: Annotated[int, Field(ge=0)] = 0
+    global_features: Literal["fresh", "stale"] = "fresh"
     weighting: ClassVar[str | None] = "uniform"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "clean": {},
         "paper": {
-            "train": {"batch_size": 32, "lr": 0.01, "momentum": 0.0, "sampling": "replacement", "local_steps": 50}
+            "global_features": "stale",
+            "train": {"batch_size": 32, "lr": 0.01, "momentum": 0.0, "sampling": "replacement", "local_steps": 50},
         },
     }
 
@@ -89,13 +99,9 @@ class Fedbr(Method):
         """Bring P, drawn as `torch.nn.Linear` draws."""
         if not self.projection:
             return {}
-        like, width = next(iter(net.initial_params.values())), net.feature_dim
-        bound = 1 / math.sqrt(width)
-        shapes = {"0.weight": (width, width), "0.bias": (width,), "2.weight": (width, width), "2.bias": (width,)}
-        return {
-            _PREFIX + n: torch.from_numpy(generator.uniform(-bound, bound, shape)).type_as(like)
-            for n, shape in shapes.items()
-        }
+        d = net.feature_dim
+        widths = {2: [d, d, d], 3: [d, 2 * d, 2 * d, d]}[self.projection_layers]
+        return perceptron.draw(net, _PREFIX, widths, generator)
 
     def is_trained(self, net: Net, name: str, phase: str) -> bool:
         """Leave P to the max step."""
@@ -110,23 +116,37 @@ class Fedbr(Method):
             drawn["fedbr.partners"] = generator.integers(0, 2**62, (steps, self.mixture, batch_size))
         return drawn
 
+    def start(self, net: Net, params: Params, state: State, view: View) -> tuple[Params, State]:
+        """Have mixed nothing in this round."""
+        if not self._keeps_first:
+            return params, state
+        x = view.resources["pseudo"]["x"][0]
+        return params, {"first": torch.zeros_like(x), "begun": x.new_zeros(())}
+
     def loss(self, fit: Fit, net: Net, params: Params, state: State, batch: Batch, view: View) -> tuple[Tensor, State]:
         """Take the max step, and return the min step's loss with the new P."""
         projection = {n: p.detach() for n, p in named(params, _PREFIX).items()}
         if not self.pseudo_strength and not self.mu:
-            return fit(params, batch), {"projection": projection}
+            return fit(params, batch), {**state, "projection": projection}
         pseudo = view.resources["pseudo"]
         offset = batch.draws["fedbr.offset"]
         inputs, targets = (pseudo[name][view.round % len(pseudo[name])] for name in ("x", "y"))
         rows = (offset + torch.arange(len(batch.y), device=offset.device)) % len(targets)
         x, y = inputs[rows], targets[rows]
+        seen = x  # by the received model
         if self.mixture:
-            x, y = self._mixed(x, y, fit.mix(batch))
+            sums, shares = self._partners(fit.mix(batch), y)
+            first = sums
+            if self._keeps_first:
+                state = _with_first(state, sums, torch.arange(len(targets), device=offset.device) - offset, batch)
+                first = state["first"][rows]
+            parts = self.mixture + 1
+            x, y, seen = (x + sums) / parts, (y + shares) / parts, (x + first) / parts
         total, natural, generated = fit.joined(params, batch, x)
         if self.pseudo_strength:
-            total = total + self.pseudo_strength * batch.mean(_soft_cross_entropy(generated.logits, y))
+            total = total + self.pseudo_strength * batch.mean(soft_cross_entropy(generated.logits, y))
         if self.mu:
-            received = net.bind(net.buffers, training=False).features(view.anchor, x).detach()
+            received = net.bind(net.buffers, training=False).features(view.anchor, seen).detach()
             if self.max_step and self.projection:
                 pseudo_features, own_features = generated.features.detach(), natural.features.detach()
                 slopes = fit.slopes(
@@ -134,7 +154,7 @@ class Fedbr(Method):
                 )
                 projection = {n: p + view.lr * slopes[n] for n, p in projection.items()}
             total = total + self.mu * self._contrast(projection, generated.features, natural.features, received, batch)
-        return total, {"projection": projection}
+        return total, {**state, "projection": projection}
 
     def step(
         self, local: Local, net: Net, params: Params, state: State, batch: Batch, view: View
@@ -142,38 +162,35 @@ class Fedbr(Method):
         """Descend along the min step's gradient; take over the P it was computed with."""
         gradient, after = local.gradient(params, state, batch)
         new = local.descend(params, gradient)
-        return {**new, **{_PREFIX + n: p for n, p in after["projection"].items()}}, state
+        projection = {_PREFIX + n: p for n, p in after["projection"].items()}
+        return {**new, **projection}, {name: after[name] for name in state}
 
-    def _mixed(self, x: Tensor, y: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the means of pseudo rows and rows of the batch, and of their labels."""
+    def finish(self, shared: Params, params: Params, state: State, view: View) -> tuple[State, State]:
+        """Keep nothing."""
+        return super().finish(shared, params, {}, view)
+
+    @property
+    def _keeps_first(self) -> bool:
+        return self.mixture > 0 and self.global_features == "stale"
+
+    def _partners(self, batch: Batch, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sums of the batch's rows that go with each pseudo row [B, ...], and of their labels [B, Y]."""
         # Examples come before padding in a batch.
-        partners = batch.draws["fedbr.partners"][:, : len(x)] % batch.mask.sum().long()
-        labels = _one_hot(batch.y, y)
-        if batch.second:
-            others, share = batch.second
-            labels = share * labels + (1 - share) * _one_hot(others, y)
-        parts = self.mixture + 1
-        return (x + batch.x[partners].sum(0)) / parts, (y + labels[partners].sum(0)) / parts
+        partners = batch.draws["fedbr.partners"][:, : len(like)] % batch.mask.sum().long()
+        return batch.x[partners].sum(0), soft_labels(batch, like)[partners].sum(0)
 
     def _contrast(self, projection: Params, pseudo: Tensor, natural: Tensor, received: Tensor, batch: Batch) -> Tensor:
-        anchor = _project(projection, pseudo)
-        near = cosine_similarity(anchor, _project(projection, received), dim=-1)
-        far = cosine_similarity(anchor, _project(projection, natural), dim=-1)
+        anchor = perceptron.forward(projection, pseudo)
+        near = cosine_similarity(anchor, perceptron.forward(projection, received), dim=-1)
+        far = cosine_similarity(anchor, perceptron.forward(projection, natural), dim=-1)
         return batch.mean(softplus(far / self.tau2 - near / self.tau1))
 
 
-def _project(projection: Params, features: Tensor) -> Tensor:
-    if not projection:
-        return features
-    hidden = torch.relu(linear(features, projection["0.weight"], projection["0.bias"]))
-    return linear(hidden, projection["2.weight"], projection["2.bias"])
+def _with_first(state: State, sums: Tensor, places: Tensor, batch: Batch) -> State:
+    """Return the state with the sums of the round's first step, by pseudo row; `places` [P] are the rows' in the batch.
 
-
-def _soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    # Outputs that an add-on appended to the head have target zero.
-    return -(targets * torch.log_softmax(logits, -1)[..., : targets.shape[-1]]).sum(-1)
-
-
-def _one_hot(labels: Tensor, like: Tensor) -> Tensor:
-    classes = torch.arange(like.shape[-1], device=like.device)
-    return (labels[:, None] == classes).type_as(like)
+    A row the first batch was too short for has the sum of an earlier place.
+    """
+    found = sums[places % len(places) % batch.mask.sum().long()]
+    first = torch.where(state["begun"] > 0, state["first"], found)
+    return {"first": first, "begun": torch.ones_like(state["begun"])}

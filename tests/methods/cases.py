@@ -63,7 +63,9 @@ COMBINATIONS["ditto+mr"] = Case("ditto", {"dbe": {"kappa": 1.0, "prbm": False}},
 COMBINATIONS["vhl+calibration"] = Case(add={**ADDONS["vhl"].add, **ADDONS["calibration"].add})
 COMBINATIONS["vhl+restricted_softmax"] = Case(add={**ADDONS["vhl"].add, **ADDONS["restricted_softmax"].add})
 COMBINATIONS["fedbr+mixup"] = Case("fedbr", ADDONS["mixup"].add, METHODS["fedbr"].settings)
-
+COMBINATIONS["fedbr+mixture"] = Case(
+    "fedbr", settings={"pseudo_strength": 0.2, "mu": 0.2, "mixture": 1, "global_features": "stale"}
+)
 COMBINATIONS["lg_fedavg+auxiliary"] = Case(
     "lg_fedavg", settings={"auxiliary": "autoencode", "auxiliary_layer": "hidden1", "auxiliary_weight": 0.2}
 )

@@ -7,7 +7,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedcore.methods.base import named
-from fedcore.methods.fedbr import Fedbr, _soft_cross_entropy
+from fedcore.methods.fedbr import Fedbr
+from fedcore.methods.parts import soft_cross_entropy, soft_labels
 from fedcore.seeds import stream
 from fedcore.types import Batch
 from tests import toys
@@ -17,10 +18,10 @@ EXECUTORS = ["serial", "stacked"]
 
 
 def project(theta, z):
-    if not theta:
-        return z
-    hidden = torch.relu(z @ theta["0.weight"].T + theta["0.bias"])
-    return hidden @ theta["2.weight"].T + theta["2.bias"]
+    for layer in range(len(theta) // 2):
+        z = torch.relu(z) if layer else z
+        z = z @ theta[f"{layer}.weight"].T + theta[f"{layer}.bias"]
+    return z
 
 
 def contrast(theta, pseudo, natural, received, tau1=0.5, tau2=0.5):
@@ -34,10 +35,11 @@ def contrast(theta, pseudo, natural, received, tau1=0.5, tau2=0.5):
     return total / len(pseudo)
 
 
-def local_steps(work, start, i, round, pseudo_strength, mu, max_step, tau1, tau2, mixture=0):
+def local_steps(work, start, i, round, pseudo_strength, mu, max_step, tau1, tau2, mixture=0, stale=False):
     """One client's round: what it uploads."""
     w, pseudo = twins.leaves(start), work.resources["pseudo"]
     steps, random = -(-toys.SIZES[i] // 8), stream(work.seed, "draws/method", round, i)
+    held = {}  # of the first step, by pseudo row
     offsets, partners = random.integers(0, 2**62, steps), random.integers(0, 2**62, (steps, max(mixture, 1), 8))
     for step, ((inputs, labels), offset) in enumerate(zip(twins.batches(work, i, round), offsets, strict=True)):
         model = {n: p for n, p in w.items() if not n.startswith("disc.")}
@@ -46,14 +48,21 @@ def local_steps(work, start, i, round, pseudo_strength, mu, max_step, tau1, tau2
         assert len(set(rows)) == len(rows)
         number = round % len(pseudo["y"])
         x_p, y_p = pseudo["x"][number][rows], pseudo["y"][number][rows]
+        seen = x_p
         if mixture:
-            x_p, y_p = x_p.clone(), y_p.clone()
+            x_p, y_p, seen = x_p.clone(), y_p.clone(), x_p.clone()
+            if stale and step == 0:
+                for j in range(11):
+                    place = int((j - int(offset % 11)) % 11) % len(labels)
+                    held[j] = sum(inputs[int(partners[0, k, place] % len(labels))] for k in range(mixture))
             for b in range(len(labels)):
                 chosen = [int(partners[step, k, b] % len(labels)) for k in range(mixture)]
+                others = held[rows[b]] if stale else sum(inputs[j] for j in chosen)
+                seen[b] = (seen[b] + others) / (mixture + 1)
                 x_p[b] = torch.stack([x_p[b], *(inputs[j] for j in chosen)]).mean(0)
                 y_p[b] = torch.stack([y_p[b], *(torch.eye(3).double()[labels[j]] for j in chosen)]).mean(0)
                 assert float(y_p[b].sum()) == pytest.approx(1.0)
-        frozen = twins.features(start, x_p)
+        frozen = twins.features(start, seen)
         z_p, z = twins.features(model, x_p), twins.features(model, inputs)
         if theta and max_step:
             slopes = twins.slopes(contrast(theta, z_p.detach(), z.detach(), frozen, tau1, tau2), theta)
@@ -76,6 +85,8 @@ CASES = {
     "no projection": {"projection": False},
     "mixture": {"mixture": 1},
     "mixture of three": {"mixture": 2, "mu": 0.3},
+    "stale features": {"mixture": 2, "mu": 2.0, "global_features": "stale"},
+    "three layers": {"mu": 2.0, "projection_layers": 3},
 }
 
 
@@ -86,7 +97,8 @@ def test_equals_the_papers_algorithm(executor, case):
         toys.composition("fedbr", **CASES[case]), participation=0.6, executor=executor, dtype=torch.float64
     )
     used = {"pseudo_strength": 1.0, "mu": 0.5, "tau1": 0.5, "tau2": 0.5, "max_step": True, **CASES[case]}
-    used.pop("projection", None)
+    used.pop("projection", None), used.pop("projection_layers", None)
+    used["stale"] = used.pop("global_features", "fresh") == "stale"
     x = {n: p.clone() for n, p in work.initial.items()}
     assert any(n.startswith("disc.") for n in x) == (case != "no projection")
     for round in range(3):
@@ -126,9 +138,36 @@ def test_mixture_takes_what_mixup_made_of_the_batch(executor):
         {"fedbr.partners": torch.tensor([[1, 0]])},
         (torch.tensor([2, 1]), torch.tensor(0.75)),
     )
-    x, y = method._mixed(torch.zeros(2, 1), torch.full((2, 3), 1 / 3), batch)
-    assert x.tolist() == [[2.0], [1.0]]
-    torch.testing.assert_close(y, torch.tensor([[1 / 6, 2 / 3, 1 / 6], [1 / 6 + 3 / 8, 1 / 6, 1 / 6 + 1 / 8]]))
+    sums, shares = method._partners(batch, torch.full((2, 3), 1 / 3))
+    assert sums.tolist() == [[4.0], [2.0]]
+    assert shares.tolist() == [[0.0, 1.0, 0.0], [0.75, 0.0, 0.25]]
+    assert soft_labels(batch, shares).tolist() == [[0.75, 0.0, 0.25], [0.0, 1.0, 0.0]]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_stale_features_are_the_fresh_ones_where_nothing_is_mixed(executor):
+    """Bit for bit; with a mixture they are the same at a round's first step and others from the second on."""
+    settings = {"executor": executor, "participation": 0.6}
+    fresh, stale = (toys.run(toys.composition("fedbr", global_features=g), **settings) for g in ("fresh", "stale"))
+    assert toys.equal(fresh.server.params, stale.server.params)
+
+    def trained(features, steps):
+        composed = toys.composition("fedbr", mixture=1, mu=2.0, global_features=features)
+        return toys.run(composed, executor=executor, local_steps=steps).server.params
+
+    # One round after another: what a client keeps of a round does not reach the next.
+    assert toys.equal(trained("fresh", 1), trained("stale", 1))
+    assert toys.distance(trained("fresh", 2), trained("stale", 2)) > 1e-4
+
+
+def test_the_released_projection_has_the_size_of_its_code():
+    """d -> 2d -> 2d -> d at d = 512: 525,312 + 1,049,600 + 524,800 = 2.10 million."""
+    for d, layers, size in ((6, 2, 2 * 6 * 7), (6, 3, 12 * 7 + 12 * 13 + 6 * 13)):
+        method = Fedbr(projection_layers=layers)
+        leaves = method.extra_params(toys.net(), stream(0, "test"))
+        assert toys.net().feature_dim == d
+        assert sum(p.numel() for p in leaves.values()) == size
+    assert 1024 * 513 + 1024 * 1025 + 512 * 1025 == 2_099_712
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -192,12 +231,12 @@ def test_uniform_soft_labels_pull_towards_chance():
     """d/dlogits of the pseudo rows' cross-entropy is (softmax - 1/C) / B; appended outputs have target zero."""
     logits = torch.tensor([[2.0, 0.0, -1.0], [0.1, 0.2, 0.3]], dtype=torch.float64, requires_grad=True)
     targets = torch.full((2, 3), 1 / 3, dtype=torch.float64)
-    (slope,) = torch.autograd.grad(_soft_cross_entropy(logits, targets).mean(), logits)
+    (slope,) = torch.autograd.grad(soft_cross_entropy(logits, targets).mean(), logits)
     torch.testing.assert_close(slope, (torch.softmax(logits.detach(), 1) - 1 / 3) / 2)
     wide = torch.cat([logits.detach(), torch.zeros(2, 2)], 1)
     padded = torch.cat([targets, torch.zeros(2, 2)], 1)
     expected = -(padded * torch.log_softmax(wide, 1)).sum(1)
-    torch.testing.assert_close(_soft_cross_entropy(wide, targets), expected)
+    torch.testing.assert_close(soft_cross_entropy(wide, targets), expected)
 
 
 def _outcome(**settings):
