@@ -50,7 +50,8 @@ class Train(Section):
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0  # the learning rate is lr * lr_decay**n
     lr_decay_by: Literal["round", "participation"] = "round"  # n: rounds so far, or those the client took part in
     momentum_state: Literal["fresh", "kept"] = "fresh"  # of a client, at the start of its local training
-    weighting: Literal["examples", "uniform"] = "examples"  # aggregation weights
+    # Aggregation weights; auto: the method's own where its paper insists on some, else by examples.
+    weighting: Literal["auto", "examples", "uniform"] = "auto"
     evaluate_every: Count = 1
     ensemble_every: Count | None = None  # rounds between scores of all clients' models together; None: never
     # After the rounds above, the clients that were never trained on join for so many more.

@@ -31,7 +31,7 @@ def draw_cohort(
         clients = np.sort(stream(seed, "participation", round).choice(total, size, replace=False))
     if late:
         clients = np.concatenate([clients, np.arange(total, federation.num_total)])
-    uniform = (method.weighting or train.weighting) == "uniform"
-    weights = np.ones(len(clients)) if uniform else federation.num_examples[clients].astype(float)
+    weighting = (method.weighting or "examples") if train.weighting == "auto" else train.weighting
+    weights = np.ones(len(clients)) if weighting == "uniform" else federation.num_examples[clients].astype(float)
     shares = tuple(map(float, weights / weights.sum()))
     return Cohort(tuple(map(int, clients)), shares, total, round, stream(seed, "server", round), resources)

@@ -93,7 +93,9 @@ class Method:
     """FedAvg, and the base of every method."""
 
     setup_rounds: ClassVar[int] = 0  # rounds of full participation before round 0, whose model updates are discarded
-    weighting: ClassVar[str | None] = None  # aggregation weights a paper insists on; None: train.weighting
+    weighting: ClassVar[str | None] = (
+        None  # aggregation weights of its paper, of train.weighting "auto"; None: examples
+    )
     trains_all: ClassVar[bool] = False  # every client trains in every round, whatever the participation
     has_global: ClassVar[bool] = True  # there is a server model worth evaluating
     collects_uploads: ClassVar[bool] = False  # `aggregate` needs every upload, not only their mean

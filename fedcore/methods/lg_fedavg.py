@@ -60,12 +60,13 @@ class LgFedavg(Method):
 
     Costs       stage 1: FedAvg's; stage 2: the global layers each way. One set of local layers per client in the store.
                 An auxiliary is one more pass through the body per step; "sequential" is two, and two more with one.
-    Differs     from the paper: the mean is over the cohort, uniform as in the released code (the paper prints n_k / n
-                and all clients). There is no global view in stage 2: the server's local layers stay at stage 1's last
-                values. The released code keeps the convolutions of its CNN global and the fully connected layers
-                local, the opposite of the text; it has no auxiliary and updates jointly, as here by default. The
-                algorithm prints a(x) for a(h). What add-ons do to batch or features is not in L_f. With momentum the
-                two lines of f move one velocity. "sequential" moves running statistics of batch normalisation twice.
+    Differs     from the paper: the mean is over the cohort, uniform as in the released code (the paper prints n_k / n,
+                which is train.weighting: examples, and all clients). There is no global view in stage 2: the server's
+                local layers stay at stage 1's last values. The released code keeps the convolutions of its CNN global
+                and the fully connected layers local, the opposite of the text; it has no auxiliary and updates jointly,
+                as here by default. The algorithm prints a(x) for a(h). What add-ons do to batch or features is not in
+                L_f. With momentum the two lines of f move one velocity. "sequential" moves running statistics of batch
+                normalisation twice.
     Source      Liang et al., NeurIPS 2019 workshop on federated learning, eq. 16-19. https://arxiv.org/abs/2001.01523
     """
 

@@ -27,6 +27,14 @@ def test_weights_are_shares_of_examples_or_equal():
     assert toys.training(weighting="uniform")._cohort(0).weights == pytest.approx([0.2] * 5)
 
 
+@pytest.mark.parametrize("name", ["lg_fedavg", "fedbr", "scaffold"])
+def test_a_method_has_its_papers_weights_unless_the_parameters_say_others(name):
+    by_examples = [n / sum(toys.SIZES) for n in toys.SIZES]
+    for weighting, expected in (("auto", [0.2] * 5), ("uniform", [0.2] * 5), ("examples", by_examples)):
+        work = toys.training(toys.composition(name), weighting=weighting)
+        assert work._cohort(0).weights == pytest.approx(expected)
+
+
 def test_traffic_is_counted_from_what_travels():
     """The MLP 5-16-6-3 has 5*16+16 + 16*6+6 + 6*3+3 = 219 parameters of 4 bytes; 3 of 5 clients, 3 rounds."""
     progress = toys.run(participation=0.6)
