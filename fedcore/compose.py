@@ -51,6 +51,11 @@ class Composition:
         for addon in self.addons.values():
             addon.check(net, train)
 
+    def check_resources(self, resources: State, num_classes: int) -> None:
+        """Raise ValueError if what every client holds does not go with an add-on and the labels."""
+        for addon in self.addons.values():
+            addon.check_resources(resources, num_classes)
+
     def extra_params(self, net: Net, seed: int) -> Params:
         """Return the parameters the parts add to the model's; each part draws from a stream of its own."""
         params: Params = {}

@@ -46,6 +46,11 @@ def main() -> None:
         for label, (composition, train) in built.items():
             net = models.build(config.model, data.input_shape, composition.num_outputs(data.num_classes), seed=0)
             check_training(label, composition, net, train, federation, frozenset(hashes))
+            held = {name: resources.load_targets(folders[name]) for name in composition.needs}
+            try:
+                composition.check_resources(held, data.num_classes)
+            except ValueError as error:
+                raise ValueError(f"methods.{label}: {error}") from None
             parts = [composition.method, *composition.addons.values()]
             files = sorted({discovery.source_file(type(part)) for part in parts})
             plan = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from tasks.parameters import explained, read_config, read_source, run_step
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedcore.config import Virtual
+    from fedcore.config import MethodBlock, Virtual
     from fedcore.data.dataset import Dataset
 
 _PATIENCE = 10.0  # seconds between two lines of progress
@@ -26,7 +27,8 @@ def main() -> None:
     parser.add_argument("--dataset", type=Path, required=True, help="folder of the prepared data set")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     arguments = parser.parse_args()
-    section = read_config().virtual
+    config = read_config()
+    section = config.virtual
     with atomic_folder(arguments.out) as folder:
         if section is None:
             write_json(folder / "meta.json", {"generator": None})
@@ -38,13 +40,14 @@ def main() -> None:
         # The last bits of a convolution depend on the number of threads, and with them some pixels.
         torch.set_num_threads(1)
         with explained():
-            images, labels, facts = _images(section, dataset.load(arguments.dataset))
+            data = dataset.load(arguments.dataset)
+            images, labels, facts = _images(section, data, _num_classes(section, data, config.methods))
         resources.save(folder, images, labels, {**section.model_dump(), **facts})
         write_contact_sheet(folder / "contact.png", images, section.per_class)
     print(f"{section.generator}, seed {section.seed}: {len(images)} virtual images -> {arguments.out}")
 
 
-def _images(section: Virtual, data: Dataset) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+def _images(section: Virtual, data: Dataset, num_classes: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Return images, labels, and facts for ``meta.json``."""
     from fedcore import config as settings
     from fedcore.config import ConfigError, Problem
@@ -54,7 +57,7 @@ def _images(section: Virtual, data: Dataset) -> tuple[np.ndarray, np.ndarray, di
         message = f"needs images, data set '{data.name}' has inputs of shape {data.input_shape}"
         raise ConfigError([Problem(("virtual",), message)])
     channels, height, width = data.input_shape
-    asked = ((channels, height, width), data.num_classes, section.per_class, section.seed)
+    asked = ((channels, height, width), num_classes, section.per_class, section.seed)
     progress = _Progress(section.generator)
     match section:
         case settings.NoiseVirtual():
@@ -65,25 +68,30 @@ def _images(section: Virtual, data: Dataset) -> tuple[np.ndarray, np.ndarray, di
             steps = (section.diversity_steps, section.diversity_batch, section.diversity_lr)
             return *virtual.cnn(*asked, latent, layer_width, *steps, progress), {}
         case settings.ImagesVirtual(classes=classes):
-            names = _class_names(classes, data)
+            names = classes if isinstance(classes, list) else None
             source = read_source(section.source, "virtual", "source")
             images, labels = virtual.images(source, *asked, names)
-            chosen = virtual.chosen_classes(source, data.num_classes, section.seed, names)
+            chosen = virtual.chosen_classes(source, num_classes, section.seed, names)
             facts = {"source_hash": source.content_hash, "chosen_classes": [source.class_names[c] for c in chosen]}
             return images, labels, facts
 
 
-def _class_names(classes: int | list[str] | None, data: Dataset) -> list[str] | None:
-    """Return the names that `classes` gives, if it does; a number must be that of the labels."""
+def _num_classes(section: Virtual, data: Dataset, methods: Mapping[str, MethodBlock]) -> int:
+    """Return the number of virtual classes: that of the labels, unless a method says which label each goes with."""
     from fedcore.config import ConfigError, Problem
 
-    if isinstance(classes, int) and classes != data.num_classes:
+    classes = section.classes
+    if classes is None:
+        return data.num_classes
+    number = len(classes) if isinstance(classes, list) else classes
+    maps = [block.add["vhl"].get("labels") for block in methods.values() if "vhl" in block.add]
+    if number != data.num_classes and number not in [len(labels) for labels in maps if isinstance(labels, list)]:
         message = (
-            f"{classes} virtual classes do not map to the {data.num_classes} labels of '{data.name}'."
-            f" Valid: {data.num_classes}, null, or a list of class names, one for each label"
+            f"{number} virtual classes do not map to the {data.num_classes} labels of '{data.name}'."
+            f" Valid: {data.num_classes}, null, or name the label of each: add: {{vhl: {{labels: [...]}}}}"
         )
         raise ConfigError([Problem(("virtual", "classes"), message)])
-    return classes if isinstance(classes, list) else None
+    return number
 
 
 class _Progress:

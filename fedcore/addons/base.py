@@ -43,6 +43,12 @@ class Addon:
     def check(self, net: Net, train: Train) -> None:
         """Raise ValueError if this add-on cannot run with this model or training section."""
 
+    def check_resources(self, resources: State, num_classes: int) -> None:
+        """Raise ValueError if what every client holds does not go with this add-on and `num_classes` labels.
+
+        `resources` are those it `needs`, perhaps without their inputs ``x``.
+        """
+
     def extra_params(self, net: Net, generator: np.random.Generator) -> Params:
         """Return parameters this add-on trains; name them with a prefix of its own."""
         return {}

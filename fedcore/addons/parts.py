@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.func import grad
 from torch.nn.functional import normalize
+
+from fedcore.models.net import Net
+from fedcore.types import Params, cross_entropy
 
 
 def supcon(features: Tensor, labels: Tensor, mask: Tensor, temperature: float) -> Tensor:
@@ -34,3 +40,24 @@ def supcon(features: Tensor, labels: Tensor, mask: Tensor, temperature: float) -
     attraction = (similarity * positives).sum(-1) / count.clamp(min=1)
     losses = torch.where(alone, 0.0, normaliser - attraction)
     return (losses * mask).sum() / mask.sum()
+
+
+def trained_on(net: Net, params: Params, inputs: Tensor, labels: Tensor, draws: NDArray[np.int64], lr: float) -> Params:
+    """Return the model's parameters after plain SGD on the cross-entropy of data that the server has.
+
+    Parameters
+    ----------
+    inputs, labels : [M, ...], [M] int64
+    draws : [steps, batch]
+        Rows of every step.
+    """
+
+    def loss(leaves: Params, x: Tensor, y: Tensor) -> Tensor:
+        bound = net.bind(net.initial_buffers, training=True)
+        return cross_entropy(bound.classify(leaves, bound.features(leaves, x)), y).mean()
+
+    for drawn in draws:
+        rows = labels.new_tensor(drawn)
+        slopes = grad(loss)(params, inputs[rows], labels[rows])
+        params = {n: p - lr * slopes[n] for n, p in params.items()}
+    return params

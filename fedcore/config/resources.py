@@ -17,6 +17,7 @@ class NoiseVirtual(Section):
     per_class: Count = 200
     seed: Seed = 0
     spread: NonNegative = 0.5  # of the examples around their mean
+    classes: Count | None = None  # how many; null: as many as labels. Others need a map, `labels` of the add-on vhl
 
 
 class StyleganVirtual(Section):
@@ -29,6 +30,7 @@ class StyleganVirtual(Section):
     mean_spread: NonNegative = 0.5
     spread: NonNegative = 0.3  # the paper: 0.2 for 100 classes, 0.15 for 200
     width: Count = 512  # channels of every layer; time falls with its square
+    classes: Count | None = None  # as of the noise
 
 
 class CnnVirtual(Section):
@@ -42,6 +44,7 @@ class CnnVirtual(Section):
     diversity_steps: Annotated[int, Field(ge=0)] = 50  # that make a network's images differ; nearly all of the time
     diversity_batch: Annotated[int, Field(ge=2)] = 64
     diversity_lr: Positive = 0.01
+    classes: Count | None = None  # as of the noise
 
 
 class ImagesVirtual(Section):

@@ -60,14 +60,10 @@ def load(folder: Path, dataset: Dataset, device: torch.device) -> dict[str, Tens
     Raises
     ------
     ValueError
-        If the folder is damaged, its inputs have another shape than the data set's, virtual classes are no labels of
-        the data set, or soft labels do not sum to 1.
+        If the folder is damaged, its inputs have another shape than the data set's, virtual classes are no numbers from
+        0 on, or soft labels do not sum to 1.
     """
-    try:
-        inputs = np.load(folder / INPUTS, allow_pickle=False)
-        targets = np.load(folder / TARGETS, allow_pickle=False)
-    except (OSError, EOFError, ValueError) as error:
-        raise ValueError(f"{folder}: not readable ({error}); run `dvc repro`") from None
+    inputs, targets = (_read(folder, name) for name in (INPUTS, TARGETS))
     if _digest(inputs, targets) != content_hash(folder):
         raise ValueError(f"{folder}: its arrays are not those it was made with; run `dvc repro`")
     leading = 2 if targets.ndim == 3 else 1
@@ -79,8 +75,19 @@ def load(folder: Path, dataset: Dataset, device: torch.device) -> dict[str, Tens
     if leading == 2:
         _check_soft_labels(folder / TARGETS, targets, dataset)
     else:
-        _check_labels(folder / TARGETS, targets, dataset)
+        _check_labels(folder / TARGETS, targets)
     return {"x": _model_ready(inputs, leading, dataset).to(device), "y": torch.from_numpy(targets).to(device)}
+
+
+def load_targets(folder: Path) -> dict[str, Tensor]:
+    """Return a resource's targets ``y`` alone, to see whether a method can do with it.
+
+    Raises
+    ------
+    ValueError
+        If they are not readable.
+    """
+    return {"y": torch.from_numpy(_read(folder, TARGETS))}
 
 
 def bytes_sent(resource: dict[str, Tensor], *, first: bool) -> int:
@@ -93,6 +100,14 @@ def bytes_sent(resource: dict[str, Tensor], *, first: bool) -> int:
     return size // sets if first or sets > 1 else 0
 
 
+def _read(folder: Path, name: str) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = np.load(folder / name, allow_pickle=False)
+    except (OSError, EOFError, ValueError) as error:
+        raise ValueError(f"{folder}: not readable ({error}); run `dvc repro`") from None
+    return array
+
+
 def _model_ready(inputs: NDArray[Any], leading: int, dataset: Dataset) -> Tensor:
     if inputs.dtype == np.uint8:
         return torch.from_numpy(inputs).to(torch.float32) / 127.5 - 1.0
@@ -101,15 +116,12 @@ def _model_ready(inputs: NDArray[Any], leading: int, dataset: Dataset) -> Tensor
     return (torch.from_numpy(inputs) - offset) * scale
 
 
-def _check_labels(path: Path, labels: NDArray[Any], dataset: Dataset) -> None:
+def _check_labels(path: Path, labels: NDArray[Any]) -> None:
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(f"{path}: expected whole numbers [M], got {labels.dtype} {list(labels.shape)}")
-    wrong = np.flatnonzero((labels < 0) | (labels >= dataset.num_classes))
+    wrong = np.flatnonzero(labels < 0)
     if len(wrong):
-        raise ValueError(
-            f"{path}: virtual class {labels[wrong[0]]} in row {wrong[0]} maps to no label of '{dataset.name}';"
-            f" valid: 0 to {dataset.num_classes - 1}"
-        )
+        raise ValueError(f"{path}: virtual class {labels[wrong[0]]} in row {wrong[0]}; valid: 0, 1, ...")
 
 
 def _check_soft_labels(path: Path, targets: NDArray[Any], dataset: Dataset) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedcore.config import Augment
 from fedcore.methods.base import Phase
+from fedcore.models.moved_images import moved
 from fedcore.seeds import stream
 from fedcore.types import Batch
 
@@ -111,21 +112,10 @@ class Augmentation:
         return batch if x is batch.x else batch._replace(x=x)
 
     def _moved(self, x: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
-        """Crop from the image with a black border, then flip left and right: one gather for both."""
-        size, channels, height, width = x.shape
-        rows = torch.arange(height, device=x.device).expand(size, height)
-        columns = torch.arange(width, device=x.device).expand(size, width)
-        if FLIP in draws:
-            flipped = draws[FLIP][:size, None] == 1
-            columns = torch.where(flipped, width - 1 - columns, columns)
-        if CROP in draws:
-            shift = draws[CROP][:size] - self.settings.crop
-            rows, columns = rows + shift[:, :1], columns + shift[:, 1:]
-        inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
-        source = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
-        index = source.reshape(size, 1, height * width).expand(size, channels, height * width)
-        moved = x.reshape(size, channels, height * width).gather(2, index).reshape(x.shape)
-        return torch.where(inside[:, None], moved, self.black)
+        """Crop from the image with a black border, then flip left and right."""
+        flip = draws[FLIP][: len(x)] if FLIP in draws else None
+        shift = draws[CROP][: len(x)] - self.settings.crop if CROP in draws else None
+        return moved(x, shift, flip, self.black)
 
     def _cut_out(self, x: Tensor, middle: Tensor) -> Tensor:
         """Set a square to 0, the middle of the model's range; it may lie partly outside."""

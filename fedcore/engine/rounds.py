@@ -87,6 +87,7 @@ class Training:
         resources: State | None = None,
     ):
         self.resources: State = resources or {}
+        composition.check_resources(self.resources, federation.dataset.num_classes)
         self.composition, self.net, self.federation = composition, net, federation
         self.train, self.seed, self.executor, self.examples = train, seed, executor, examples
         self.scorer = Scorer(composition, net, examples, federation, min(train.workers, os.cpu_count() or 1))

@@ -91,8 +91,7 @@ def test_the_hash_knows_values_shapes_and_types(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: _virtual([0, 1, 2, 3] * 3), "virtual class 3 in row 3 maps to no label of 'toy'; valid: 0 to 2"),
-        (lambda: _virtual([0, 1, -1, 2] * 3), "virtual class -1 in row 2 maps to no label of 'toy'"),
+        (lambda: _virtual([0, 1, -1, 2] * 3), "virtual class -1 in row 2; valid: 0, 1, "),
         (lambda: _virtual(np.full(12, 0.5)), r"expected whole numbers \[M\], got float64 \[12\]"),
         (lambda: _virtual(np.zeros(11, np.int64)), r"shape \[11\] for inputs \[12, 1, 8, 8\]"),
         (lambda: (_virtual()[0][:, :, 1:], _virtual()[1]), r"examples have shape \(1, 7, 8\), the data set's"),

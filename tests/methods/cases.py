@@ -62,6 +62,7 @@ COMBINATIONS["fedrep+mr"] = Case("fedrep", {"dbe": {"kappa": 1.0, "prbm": False}
 COMBINATIONS["ditto+mr"] = Case("ditto", {"dbe": {"kappa": 1.0, "prbm": False}}, METHODS["ditto"].settings)
 COMBINATIONS["vhl+calibration"] = Case(add={**ADDONS["vhl"].add, **ADDONS["calibration"].add})
 COMBINATIONS["vhl+restricted_softmax"] = Case(add={**ADDONS["vhl"].add, **ADDONS["restricted_softmax"].add})
+COMBINATIONS["vhl+labels"] = Case(add={"vhl": {**ADDONS["vhl"].add["vhl"], "labels": [0, 1, 2], "std": 0.25}})
 COMBINATIONS["fedbr+mixup"] = Case("fedbr", ADDONS["mixup"].add, METHODS["fedbr"].settings)
 COMBINATIONS["fedbr+mixture"] = Case(
     "fedbr", settings={"pseudo_strength": 0.2, "mu": 0.2, "mixture": 1, "global_features": "stale"}

@@ -33,7 +33,7 @@ def contrast_in_loops(z, labels, temperature):
     return total / len(z)
 
 
-def reference(work, alpha=1.0, contrast=1.0, contrast_virtual=0.1, temperature=0.5, size=5, rounds=3):
+def reference(work, alpha=1.0, contrast=1.0, contrast_virtual=0.1, temperature=0.5, size=5, rounds=3, tie=None):
     """Three rounds of FedAvg on natural and virtual batches, row by row where the paper sums over rows."""
     x = {n: p.clone() for n, p in work.initial.items()}
     images, classes = work.resources["virtual"]["x"], work.resources["virtual"]["y"]
@@ -49,7 +49,8 @@ def reference(work, alpha=1.0, contrast=1.0, contrast_virtual=0.1, temperature=0
                 v = classes[rows]
                 loss = cross_entropy(twins.classify(w, z), labels)
                 loss = loss + alpha * cross_entropy(twins.classify(w, virtual), 3 + v)
-                both, tied = torch.cat([z, virtual.detach()]), torch.cat([labels, v])
+                same = v if tie is None else torch.tensor([tie[int(c)] for c in v])
+                both, tied = torch.cat([z, virtual.detach()]), torch.cat([labels, same])
                 loss = loss + contrast * contrast_in_loops(both, tied, temperature)
                 loss = loss + contrast_virtual * contrast_in_loops(virtual, v, temperature)
                 g = twins.slopes(loss, w)
@@ -68,6 +69,94 @@ def test_equals_plain_loops(executor, variant):
     )
     off = {"contrast": 0.0, "contrast_virtual": 0.0} if variant == "naive" else {}
     assert toys.distance(work.run().server.params, reference(work, **off)) < 1e-10
+
+
+def _virtual(classes, dtype=torch.float64, shape=(5,), per_class=3):
+    """Virtual data of so many classes, beside the toy's pseudo data."""
+    generator = stream(7, "test")
+    x = torch.from_numpy(generator.normal(size=(classes * per_class, *shape))).to(dtype)
+    return {**toys.shared_data(toys.federation()), "virtual": {"x": x, "y": torch.arange(len(x)) // per_class}}
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("tie", [(0, 2, 1, 2, 0), (2, 1)])
+def test_virtual_classes_go_with_the_labels_they_are_given(executor, tie):
+    """More classes than labels, and fewer: C + V outputs, and the calibration alone goes by the labels."""
+    composed = toys.composition(add={"vhl": {"temperature": 0.5, "virtual_batch": 5, "labels": list(tie)}})
+    assert composed.num_outputs(3) == 3 + len(tie)
+    held = _virtual(len(tie))
+    work = toys.training(composed, participation=0.6, executor=executor, dtype=torch.float64, resources=held)
+    work.composition.check(work.net, work.train)
+    assert toys.distance(work.run().server.params, reference(work, tie=tie)) < 1e-10
+
+
+def test_every_label_for_itself_is_the_default_bit_for_bit():
+    plain, named = (
+        toys.run(toys.composition(add={"vhl": {"temperature": 0.5, "labels": labels}})) for labels in (None, [0, 1, 2])
+    )
+    assert toys.equal(plain.server.params, named.server.params)
+
+
+def test_virtual_classes_that_do_not_map_to_labels_are_refused_before_anything_trains():
+    five = _virtual(5, torch.float32)
+    message = r"add\.vhl\.labels: the virtual data has 5 classes, {} labels; give each virtual class a label, 0 to 2"
+    for labels, found in ((None, "there are 3"), ([0, 1, 2, 0], "the list has 4")):
+        with pytest.raises(ValueError, match=message.format(found)):
+            toys.training(toys.composition(add={"vhl": {"labels": labels}}), resources=five)
+    work = toys.training(toys.composition(add={"vhl": {"labels": [0, 1, 2, 3, 0]}}), resources=five)
+    message = r"add\.vhl\.labels: virtual class 3 goes with label 3, which does not exist; valid: 0 to 2"
+    with pytest.raises(ValueError, match=message):
+        work.composition.check(work.net, work.train)
+    with pytest.raises(ValueError, match=message):
+        toys.composition(add={"vhl": {"labels": [0, 1, 2, 3], "variant": "vftl"}}).check(toys.net(), work.train)
+    for labels in ([], [-1], ["a"]):
+        with pytest.raises(ValueError, match=r"methods\.toy\.add\.vhl\.labels"):
+            toys.composition(add={"vhl": {"labels": labels}})
+
+
+def test_virtual_images_are_cropped_flipped_and_scaled():
+    """Row by row: a border of black, -1 before the scaling, and a window of it; then mirrored."""
+    settings = {"virtual_batch": 6, "crop": 2, "flip": True, "std": 0.25}
+    fed = toys.federation(image=True)
+    model = toys.net({"name": "cnn", "channels": [3, 4], "hidden": 5}, image=True, classes=6)
+    work = toys.training(toys.composition(add={"vhl": settings}), fed, model)
+    addon, images = work.composition.addons["vhl"], work.resources["virtual"]["x"]
+    job = work._job(3, 0, work.composition.phases(work.train), "batches")
+    drawn = {name: torch.from_numpy(values) for name, values in job.draws[0].items()}
+    assert {name: tuple(values.shape) for name, values in drawn.items()} == {
+        "vhl.rows": (4, 6),
+        "vhl.crop": (4, 6, 2),
+        "vhl.flip": (4, 6),
+    }
+    assert set(drawn["vhl.crop"].flatten().tolist()) <= set(range(-2, 3))
+    batch = Batch(images[:1], images[:1, 0, 0, 0].long(), torch.ones(1), {n: d[1] for n, d in drawn.items()})
+    view = View({}, {}, {}, work.resources, None, job.info, job.info.num_examples, job.info.num_examples, 0.1, 0, "t")
+    seen = addon.rows(batch, view)
+    flips = 0
+    for row in range(6):
+        bordered = np.full((12, 12), -1.0, np.float32)
+        bordered[2:10, 2:10] = images[drawn["vhl.rows"][1, row] % 12, 0].numpy()
+        above, left = (2 + drawn["vhl.crop"][1, row]).tolist()
+        window = bordered[above : above + 8, left : left + 8]
+        flip = int(drawn["vhl.flip"][1, row])
+        flips += flip
+        assert np.array_equal(seen[row, 0].numpy(), 2 * (window[:, ::-1] if flip else window))
+    assert 0 < flips < 6
+    plain = toys.training(toys.composition(add={"vhl": {"virtual_batch": 6}}), fed, model)
+    same = plain._job(3, 0, work.composition.phases(work.train), "batches").draws[0]["vhl.rows"]
+    assert np.array_equal(same, drawn["vhl.rows"])  # which rows are drawn does not depend on what is done to them
+    with pytest.raises(
+        ValueError, match=r"add\.vhl\.crop: 8 leaves nothing of inputs of shape \(1, 8, 8\); use at most 7"
+    ):
+        toys.composition(add={"vhl": {"crop": 8}}).check(model, work.train)
+
+
+def test_twice_the_scale_is_twice_the_virtual_data_bit_for_bit():
+    held = _virtual(3, torch.float32)
+    double = {**held, "virtual": {**held["virtual"], "x": 2 * held["virtual"]["x"]}}
+    one = toys.run(toys.composition(add={"vhl": {"std": 0.25}}), resources=held)
+    other = toys.run(toys.composition(add={"vhl": {}}), resources=double)
+    assert toys.equal(one.server.params, other.server.params)
 
 
 @pytest.mark.parametrize(
@@ -236,10 +325,13 @@ def test_alignment_with_random_features_equals_plain_loops(executor):
     assert toys.distance(work.run().server.params, x) < 1e-10
 
 
-def test_transfer_learning_trains_the_body_alone_before_round_one():
-    add = {"vhl": {"variant": "vftl", "pretrain_steps": 3, "pretrain_batch": 4, "pretrain_lr": 0.2}}
-    work = toys.training(toys.composition(add=add), None, toys.net(), dtype=torch.float64)
+@pytest.mark.parametrize("tie", [None, (0, 2, 1, 2)])
+def test_transfer_learning_trains_the_body_alone_before_round_one(tie):
+    add = {"vhl": {"variant": "vftl", "pretrain_steps": 3, "pretrain_batch": 4, "pretrain_lr": 0.2, "labels": tie}}
+    held = _virtual(4) if tie else None
+    work = toys.training(toys.composition(add=add), None, toys.net(), dtype=torch.float64, resources=held)
     images, labels = work.resources["virtual"]["x"], work.resources["virtual"]["y"]
+    labels = torch.tensor([tie[int(c)] for c in labels]) if tie else labels
     w = twins.leaves(work.net.initial_params)
     for rows in stream(0, "prepare/vhl").integers(0, len(labels), (3, 4)):
         g = twins.slopes(cross_entropy(twins.classify(w, twins.features(w, images[rows])), labels[rows]), w)
@@ -270,3 +362,6 @@ def test_reads_virtual_outputs_three_ways():
     found = toys.composition(add={"vhl": {}}).addons["vhl"].predictions(logits, 2)
     assert found["natural"].tolist() == [0, 1, 1]
     assert found["shifted"].tolist() == [1, 1, 0]
+    named = toys.composition(add={"vhl": {"labels": [1, 0, 1]}}).addons["vhl"]
+    wide = torch.cat([logits, torch.tensor([[0.0], [0.0], [10.0]])], 1)  # the third now says virtual class 2
+    assert named.predictions(wide, 2)["shifted"].tolist() == [0, 1, 1]

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from fedcore.data import dataset, resources
-from tasks import check, partition, prepare, pseudo, virtual
+from tasks import check, partition, plan, prepare, pseudo, virtual
 from tests.pipeline.conftest import unchanged
 
 VIRTUAL = ("--dataset", "data/set", "--out", "data/virtual")
@@ -94,7 +94,7 @@ def test_images_of_a_folder_are_resized_and_their_classes_are_recorded(prepared,
     ("change", "message"),
     [
         ({"classes": 4}, "virtual.classes: 4 virtual classes do not map to the 10 labels of 'digits'. Valid: 10, null"),
-        ({"classes": ["a", "b"]}, "virtual.classes: 2 virtual classes do not map to 10 labels; name one for each"),
+        ({"classes": ["a", "b"]}, "virtual.classes: 2 virtual classes do not map to the 10 labels of 'digits'"),
         ({"classes": list("abcdefghik")}, "virtual.classes: 'image_folder' has no class 'k'"),
         ({"per_class": 4}, "virtual.per_class: 'image_folder' has 3 training images of class '"),
         (
@@ -115,6 +115,36 @@ def test_virtual_data_that_cannot_be_made_leave_the_old_ones(prepared, step, pic
     assert lines[0].startswith("error: params.yaml:")
     assert message in lines[0]
     assert "dataset." not in lines[0]
+
+
+@pytest.mark.parametrize("generator", ["noise", "images"])
+def test_a_map_to_labels_allows_other_numbers_of_classes(prepared, step, generator):
+    """Four classes instead of ten, where a method maps them; the plan refuses a method that does not."""
+    section = {"generator": generator, "per_class": 2, "classes": 4, **SMALL[generator]}
+    mapped = {"method": "fedavg", "add": {"vhl": {"labels": [0, 3, 3, 9]}}}
+    prepared.parameters["methods"] = {"fedavg": {}, "other": {"method": "fedavg", "add": {"vhl": {}}}}
+    prepared.edit("virtual", section)
+    code, lines = step(virtual.main, *VIRTUAL)
+    assert code == 1
+    assert "virtual.classes: 4 virtual classes do not map to the 10 labels of 'digits'. Valid: 10, null, or" in lines[0]
+    prepared.parameters["methods"]["vhl"] = mapped
+    prepared.edit("virtual", section)
+    assert step(virtual.main, *VIRTUAL) == (0, [])
+    held = resources.load(prepared.folder / "data/virtual", dataset.load(prepared.folder / "data/set"), CPU)
+    assert held["y"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert torch.equal(resources.load_targets(prepared.folder / "data/virtual")["y"], held["y"])
+    assert step(pseudo.main, *PSEUDO) == (0, [])
+    resource_folders = ("--virtual", "data/virtual", "--pseudo", "data/pseudo")
+    arguments = ("--dataset", "data/set", "--partition", "data/p.npz", *resource_folders, "--out", "data/plans")
+    code, lines = step(plan.main, *arguments)
+    assert code == 1
+    assert len(lines) == 1
+    assert "methods.other: add.vhl.labels: the virtual data has 4 classes, there are 10 labels; give each" in lines[0]
+    assert not (prepared.folder / "data/plans").exists()
+    prepared.parameters["methods"]["other"] = mapped
+    prepared.edit("virtual", section)
+    assert step(plan.main, *arguments) == (0, [])
+    assert json.loads((prepared.folder / "data/plans/vhl.json").read_text())["add"]["vhl"]["labels"] == [0, 3, 3, 9]
 
 
 def test_virtual_data_need_images(prepared, step):
