@@ -54,6 +54,8 @@ class Train(Section):
     weighting: Literal["auto", "examples", "uniform"] = "auto"
     evaluate_every: Count = 1
     ensemble_every: Count | None = None  # rounds between scores of all clients' models together; None: never
+    # Also score every client's own model of the round that was best on its *test* split; kept in memory.
+    best_on_test: bool = False
     # After the rounds above, the clients that were never trained on join for so many more.
     newcomer_rounds: Annotated[int, Field(ge=0)] = 0
     newcomer_participation: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of the other clients in each of those

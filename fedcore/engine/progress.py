@@ -14,6 +14,7 @@ from fedcore.engine.checkpoint import Checkpoint
 from fedcore.engine.evaluate import SPLITS, Split
 from fedcore.engine.local import Outcome
 from fedcore.engine.server import Server
+from fedcore.engine.snapshots import Snapshots
 from fedcore.engine.store import ClientStore, grown
 from fedcore.engine.views import Evaluation
 from fedcore.metrics.accuracy import Scores
@@ -48,6 +49,7 @@ class Progress:
     timing: list[dict[str, float]] = field(default_factory=list)
     last: dict[Split, Scores] = field(default_factory=dict)
     selected: dict[str, Selection] = field(default_factory=dict)  # by view, "global" and "personal"
+    snapshots: Snapshots | None = None  # for methods with something of the clients' own, where asked for
     held: list[ClientStore | None] = field(default_factory=list)  # of the last checkpoint
 
     def keep(self, outcome: Outcome) -> None:
@@ -102,6 +104,8 @@ def save(progress: Progress, checkpoint: Checkpoint) -> None:
         at = f"selected/{view}"
         tensors.update(_models_out(f"{at}/", chosen.server, chosen.store))
         tensors.update(_scores_out(f"{at}/scores", chosen.clients))
+    if progress.snapshots:
+        tensors.update({f"snapshots/{path}": leaf for path, leaf in progress.snapshots.tensors().items()})
     facts = {name: getattr(progress, name) for name in _FACTS}
     checkpoint.save(tensors, {**facts, "chosen": {v: [s.accuracy, s.round] for v, s in progress.selected.items()}})
     _hold(progress)
@@ -131,6 +135,8 @@ def resume(progress: Progress, checkpoint: Checkpoint, device: torch.device) -> 
     progress.server, progress.store = models("")
     progress.participations = tensors["participations"].cpu().numpy()
     progress.last = _scores_in(below("last/"))
+    kept = below("snapshots/")
+    progress.snapshots = Snapshots.from_tensors(kept) if kept else None
     for name in _FACTS:
         setattr(progress, name, facts[name])
     _hold(progress)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 VIEWS = ("global", "personal", "unseen")
+# Means over clients of which papers report the best round's; the second's models are chosen on the test split too.
+_CLIENT_MEANS = ("personal/test/client_mean", "best_on_test/test/client_mean")
 Row = Mapping[str, float]
 
 
@@ -35,4 +37,8 @@ def summarise(history: Sequence[Row], num_parameters: int) -> dict[str, float]:
         summary[f"best/{view}/test/accuracy"] = best[f"{view}/test/accuracy"]
         top = sorted((row[f"{view}/test/accuracy"] for row in rows), reverse=True)[:5]
         summary[f"top5/{view}/test/accuracy"] = sum(top) / len(top)
+    for key in _CLIENT_MEANS:
+        values = [row[key] for row in history if key in row]
+        if values:
+            summary[f"best/{key}"] = max(values)
     return summary

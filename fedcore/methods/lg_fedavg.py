@@ -82,7 +82,10 @@ class LgFedavg(Method):
     has_global: ClassVar[bool] = False
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "clean": {},
-        "paper": {"double_softmax": True, "train": {"batch_size": 10, "lr": 0.05, "momentum": 0.5}},  # its MNIST
+        "paper": {  # its MNIST
+            "double_softmax": True,
+            "train": {"batch_size": 10, "lr": 0.05, "momentum": 0.5, "best_on_test": True},
+        },
     }
 
     @property

@@ -89,7 +89,9 @@ def test_an_ensemble_of_equal_models_is_the_model():
     one = work.initial
     expected = work.scorer.shared(one, {}, range(5), "test").pooled()["accuracy"]
     found = ensemble(work.scorer, _outcomes(work, [one] * 4), range(5))
-    assert {found[f"ensemble/test/accuracy{kind}"] for kind in ("", "_majority", "_weights")} == {expected}
+    assert {found[f"ensemble/test/accuracy{kind}"] for kind in ("", "_majority", "_weights", "_geometric")} == {
+        expected
+    }
 
 
 def test_an_ensemble_averages_votes_and_weights():
@@ -105,10 +107,28 @@ def test_an_ensemble_averages_votes_and_weights():
     share = [float((work.federation.dataset.labels[rows] == c).mean()) for c in range(3)]
     found = ensemble(work.scorer, _outcomes(work, models), range(5))
     # Probabilities of class 1: 0.475, 0.475, 1; of class 0: 0.525, 0.525, 0. Mean logits: (-2.9, 3, -9).
+    assert found["ensemble/test/accuracy_geometric"] == pytest.approx(share[1])
     assert found["ensemble/test/accuracy"] == pytest.approx(share[1])
     assert found["ensemble/test/accuracy_majority"] == pytest.approx(share[0])
     assert found["ensemble/test/accuracy_weights"] == pytest.approx(share[1])
     assert share[0] != share[1]
+
+
+def test_means_of_probabilities_and_of_their_logarithms_can_differ():
+    """Two models sure of class 0, one that rules it out: arithmetic means 0.6, 0.4; geometric ones 0.09, 0.40."""
+    work = toys.training(None, None, toys.net({"name": "softmax_regression"}))
+
+    def constant(*chances):
+        zeros = torch.zeros(work.initial["head.weight"].shape)
+        return {"head.weight": zeros, "head.bias": torch.log(torch.tensor(chances))}
+
+    found = ensemble(
+        work.scorer, _outcomes(work, [constant(0.899, 0.1, 0.001)] * 2 + [constant(1e-3, 0.998, 1e-3)]), range(5)
+    )
+    rows = np.concatenate([work.federation.rows(c, "test") for c in range(5)])
+    share = [float((work.federation.dataset.labels[rows] == c).mean()) for c in range(3)]
+    assert found["ensemble/test/accuracy"] == pytest.approx(share[0])
+    assert found["ensemble/test/accuracy_geometric"] == pytest.approx(share[1])
 
 
 def test_ensembles_are_scored_when_asked():
