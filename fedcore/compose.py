@@ -47,9 +47,8 @@ class Composition:
 
     def check(self, net: Net, train: Train) -> None:
         """Raise ValueError if a part cannot run with this model or training section."""
-        self.method.check(net, train)
-        for addon in self.addons.values():
-            addon.check(net, train)
+        for _, part in self._parts():
+            part.check(net, train)
 
     def check_resources(self, resources: State, num_classes: int) -> None:
         """Raise ValueError if what every client holds does not go with an add-on and the labels."""

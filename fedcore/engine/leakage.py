@@ -1,14 +1,19 @@
-"""What the clients' models tell of protected attributes."""
+"""What the clients' models, and the server's, tell of protected attributes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from fedcore.engine.evaluate import Scorer
+from fedcore.addons.base import Addon
+from fedcore.compose import Composition
+from fedcore.engine.evaluate import Scorer, Split
 from fedcore.engine.local import Outcome
 from fedcore.metrics.fairness import auc, leakage, macro_auc
+from fedcore.models.net import Net
+from fedcore.seeds import stream
+from fedcore.types import Params
 
 
 def protected_metrics(scorer: Scorer, models: Iterable[Outcome], seed: int, retrain: bool) -> dict[str, float]:
@@ -50,6 +55,53 @@ def protected_metrics(scorer: Scorer, models: Iterable[Outcome], seed: int, retr
     if metrics and federation.dataset.num_classes == 2:
         metrics["personal/test/class_auc"] = auc(np.concatenate(chances), np.concatenate(labels))
     return {name: value for name, value in metrics.items() if np.isfinite(value)}
+
+
+def pooled_protected_metrics(
+    scorer: Scorer, model: tuple[Params, Params], clients: Sequence[int], seed: int, retrain: bool
+) -> dict[str, float]:
+    """Score the server's model, and the one adversary that all clients share, on the clients' test splits pooled.
+
+    Parameters
+    ----------
+    model
+        Parameters, the adversary's among them, and buffers.
+    retrain : bool
+        As of `protected_metrics`; the fresh adversary learns on the clients' train splits pooled.
+
+    Returns
+    -------
+    dict
+        ``global/test/adversary_auc``, ``.../leakage_auc`` and ``.../class_auc``, as of `protected_metrics`.
+    """
+    test = scorer.federation.rows_of(clients, "test")
+    shown = _gathered(scorer, model, clients, "test")
+    if shown is None or not len(test):
+        return {}
+    metrics = {"adversary_auc": macro_auc(*shown[:2])}
+    if retrain:
+        train = _gathered(scorer, model, clients, "train")
+        assert train is not None
+        metrics["leakage_auc"] = leakage(train[2], train[1], shown[2], shown[1], seed)
+    if scorer.federation.dataset.num_classes == 2:
+        metrics["class_auc"] = auc(scorer.probabilities(*model, test)[:, -1], scorer.federation.dataset.labels[test])
+    return {f"global/test/{name}": value for name, value in metrics.items() if np.isfinite(value)}
+
+
+def shares_adversary(composition: Composition, net: Net, shared: Collection[str]) -> bool:
+    """Return whether what an add-on measures protected attributes with is among the `shared` parameters."""
+    measuring = [a for a in composition.addons.values() if type(a).protected_scores is not Addon.protected_scores]
+    names = [list(addon.extra_params(net, stream(0, "names"))) for addon in measuring]
+    return any(own and all(n in shared for n in own) for own in names)
+
+
+def _gathered(
+    scorer: Scorer, model: tuple[Params, Params], clients: Sequence[int], split: Split
+) -> tuple[np.ndarray, ...] | None:
+    """Return scores, attributes and features of all clients' rows, client by client; None where nothing measures."""
+    parts = [scorer.protected(*model, rows) for c in clients if len(rows := scorer.federation.rows(c, split))]
+    found = [part for part in parts if part is not None]
+    return tuple(np.concatenate(arrays) for arrays in zip(*found, strict=True)) if found else None
 
 
 def _mean(values: np.ndarray, weights: np.ndarray) -> float:

@@ -21,15 +21,13 @@ from fedcore.engine import augment
 from fedcore.engine.checkpoint import Checkpoint
 from fedcore.engine.client_file import ClientFile, DiskStore
 from fedcore.engine.cohorts import draw_cohort
-from fedcore.engine.ensemble import ensemble
 from fedcore.engine.evaluate import Scorer
-from fedcore.engine.leakage import protected_metrics
+from fedcore.engine.further_views import further_views
 from fedcore.engine.local import Assignment, Examples, Folding, Job, LocalTraining, Outcome
 from fedcore.engine.optim import learning_rate, step_mass
 from fedcore.engine.progress import Progress, resume, save
 from fedcore.engine.schedule import schedule
 from fedcore.engine.server import Reduction, Server
-from fedcore.engine.snapshots import Snapshots, snapshot_metrics
 from fedcore.engine.store import ClientStore
 from fedcore.engine.views import Evaluation, evaluate
 from fedcore.methods.base import Phase
@@ -249,27 +247,10 @@ class Training:
             method.has_global,
             round >= self.train.rounds,
         )
-        every = self.train.ensemble_every
-        if every and ((round + 1) % every == 0 or self._is_last(round)):
-            everybody = range(self.federation.num_clients)
-            models = self._own_models(everybody, round, adapt)
-            result.metrics.update(ensemble(self.scorer, models, everybody))
-        if self.composition.measures_protected:
-            models = self._own_models(range(self.federation.num_clients), round, adapt)
-            result.metrics.update(protected_metrics(self.scorer, models, self.seed, self._is_last(round)))
-        if self.train.best_on_test and has_own and not adapt and round < self.train.rounds:
-            result.metrics.update(self._best_on_test(round, result))
+        everybody = partial(self._own_models, range(self.federation.num_clients), round, adapt)
+        result.metrics.update(further_views(self, round, self._is_last(round), result, model, everybody))
         progress.select(result, round)
         return result
-
-    def _best_on_test(self, round: int, result: Evaluation) -> dict[str, float]:
-        """Take snapshots of the clients that were never as good on their test splits, and score all of them."""
-        progress, number = self.progress, self.federation.num_clients
-        progress.snapshots = progress.snapshots or Snapshots.none(number)
-        accuracies = result.clients["test"].take(slice(0, number)).accuracies
-        progress.snapshots.take(round, progress.server, progress.store, accuracies)
-        personal = partial(self.composition.method.personal, self.net)
-        return snapshot_metrics(self.scorer, progress.snapshots, progress.server, personal)
 
     def _is_last(self, round: int) -> bool:
         """Return whether this is the last round, of the training or of the newcomers."""

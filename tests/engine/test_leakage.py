@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 
 from fedcore.engine.checks import check_training
 from fedcore.engine.leakage import protected_metrics
 from tests import toys
+from tests.methods import twins
 
 ADD = {"adversary": {"strength": 0.0, "hidden": [8]}}
 
@@ -41,6 +43,44 @@ def test_an_adversary_that_says_the_same_of_all_is_at_chance():
             if name.startswith("adversary."):
                 outcome.params[name] = outcome.params[name] * 0
     assert protected_metrics(work.scorer, outcomes, 0, False) == {"personal/test/adversary_auc": 0.5}
+
+
+def test_a_shared_adversary_is_scored_on_the_servers_model():
+    """All clients' rows pooled, by the definition of an area; the fresh one in the last round."""
+    add = {"adversary": {"strength": 0.0, "hidden": [8], "shared": True}}
+    work = toys.training(toys.composition(add=add), rounds=2)
+    first, last = work.run().history
+    assert "global/test/leakage_auc" not in first
+    params, rows = work.progress.server.params, work.federation.rows_of(range(5), "test")
+    z = twins.features(params, torch.tensor(work.federation.dataset.inputs[rows]))
+    hidden = torch.relu(z @ params["adversary.0.weight"].T + params["adversary.0.bias"])
+    scores = hidden @ params["adversary.1.weight"].T + params["adversary.1.bias"]
+    values = work.federation.dataset.inputs[:, :2]
+    truth = torch.tensor((values > values.mean(0))[rows])
+    areas = []
+    for j in range(2):
+        above = scores[truth[:, j], j][:, None] - scores[~truth[:, j], j]
+        areas.append(float(((above > 0) + 0.5 * (above == 0)).mean()))
+    assert last["global/test/adversary_auc"] == pytest.approx(sum(areas) / 2, abs=1e-6)
+    assert last["global/test/leakage_auc"] > 0.7
+    # Every client uses the server's model, so the pooled figures differ from the clients' means alone.
+    assert last["global/test/adversary_auc"] != last["personal/test/adversary_auc"]
+
+
+def test_the_servers_model_tells_the_label_of_two_classes():
+    add = {"adversary": {"strength": 0.0, "hidden": [8], "shared": True}}
+    fed = toys.federation(classes=2)
+    work = toys.training(toys.composition(add=add), fed, toys.net(classes=2), rounds=1)
+    (row,) = work.run().history
+    assert row["global/test/class_auc"] == pytest.approx(row["personal/test/class_auc"])
+
+
+@pytest.mark.parametrize(("method", "shared"), [("fedavg", False), ("lg_fedavg", True), ("local", True)])
+def test_an_adversary_of_each_client_or_no_global_model_has_no_global_figure(method, shared):
+    add = {"adversary": {"strength": 0.0, "hidden": [8], "shared": shared}}
+    row = toys.run(toys.composition(method, add), rounds=1).history[-1]
+    assert "personal/test/adversary_auc" in row
+    assert not [name for name in row if name.startswith("global/") and name.endswith("auc")]
 
 
 def test_without_an_add_on_that_measures_nothing_is_reported():
