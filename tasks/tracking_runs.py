@@ -73,15 +73,16 @@ def began(seconds: float) -> int:
 def log_params(client: MlflowClient, run: Run, config: Mapping[str, Any]) -> None:
     """Log the flattened config; parameters the run has already stay, for MLflow forbids changing them.
 
-    An empty section is left out: compared with a run that has one, it would look like another value of it.
+    An empty section is left out: compared with a run that has one, it would look like another value of it. So are the
+    parameters as they were written; what they came to is there.
     """
     from mlflow.entities import Param
 
-    known = run.data.params
+    known = {*run.data.params, "run_key"}
     missing = [
         Param(name, value)
         for name, value in flatten(config)
-        if name not in known and name != "run_key" and value != "{}"
+        if name not in known and value != "{}" and not name.startswith("params.")
     ]
     for batch in _batches(missing, _BATCH_NAMES):
         client.log_batch(run.info.run_id, params=batch)
@@ -174,7 +175,7 @@ def dataset_inputs(config: Mapping[str, Any], lineage: Mapping[str, Any]) -> lis
 
 def lineage_tags(lineage: Mapping[str, Any]) -> dict[str, str]:
     """Return the lineage as tags ``lineage.<key>``, and the commit also where MLflow's pages look for it."""
-    tags = {f"lineage.{name}": value for name, value in flatten(lineage) if name != "run_key"}
+    tags = {f"lineage.{name}": value for name, value in flatten(lineage) if name != "run_key" and value}
     if commit := lineage.get("git_commit"):
         tags |= {"git_commit": str(commit), "mlflow.source.git.commit": str(commit)}
     return tags
@@ -185,7 +186,7 @@ def summary_tags(configs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {
         **_method_tags(configs[0]),
         "fedcore.seeds": ", ".join(str(config["seed"]) for config in configs),
-        "mlflow.user": person(),
+        **_origin_tags("tasks.publish"),
     }
 
 
@@ -212,12 +213,12 @@ def _method_tags(config: Mapping[str, Any]) -> dict[str, str]:
     return {"fedcore.label": config["label"], "fedcore.method": config.get("method") or config["label"]}
 
 
-def _origin_tags() -> dict[str, str]:
+def _origin_tags(source: str = "tasks.train") -> dict[str, str]:
     """Return who or what started this: the DVC stage and the Prefect flow run reach a step by its environment."""
     known = {
         "mlflow.user": person(),
         "mlflow.source.type": "PROJECT",
-        "mlflow.source.name": "tasks.train",
+        "mlflow.source.name": source,
         "dvc.stage": os.environ.get("DVC_STAGE"),
         "prefect.flow_run": os.environ.get("FEDCORE_FLOW_RUN"),
         "prefect.flow_run_name": os.environ.get("FEDCORE_FLOW_RUN_NAME"),

@@ -63,13 +63,21 @@ def test_a_run_began_when_its_rounds_did(project: Project, client: Any) -> None:
         assert milliseconds <= run.info.end_time - run.info.start_time < 60_000
 
 
+def test_a_summary_says_which_flow_run_wrote_it(project: Project, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDCORE_FLOW_RUN_NAME", "night 2027-01-31")
+    project.add("fedavg", 0)
+    publish(project.root, project.root / "runs")
+    assert runs_by_name(client, "summary")["fedavg"].data.tags["prefect.flow_run_name"] == "night 2027-01-31"
+
+
 def test_an_empty_section_is_no_parameter(project: Project, client: Any) -> None:
     project.add("fedavg", 0)
-    project.add("prox", 0, add={"prox": {"mu": 0.01}})
+    project.add("prox", 0, add={"prox": {"mu": 0.01}}, params={"method": {"add": {"prox": {"mu": 0.01}}}})
     publish(project.root, project.root / "runs")
     runs = runs_by_name(client)
     assert {key for key in runs["fedavg-0"].data.params if key.startswith(("add", "settings"))} == set()
     assert runs["prox-0"].data.params["add.prox.mu"] == "0.01"
+    assert not any(key.startswith("params") for key in runs["prox-0"].data.params), "the same once more"
 
 
 def test_a_second_call_changes_nothing(project: Project) -> None:
