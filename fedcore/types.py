@@ -78,6 +78,7 @@ class Population(NamedTuple):
     num_clients: int
     class_counts: Tensor  # [Y] float, over the train splits
     generator: np.random.Generator  # the server's random stream before the first round
+    shared: frozenset[str] = frozenset()  # parameters and buffers that travel in the first round
 
 
 class View(NamedTuple):
@@ -94,6 +95,7 @@ class View(NamedTuple):
     lr: float | Tensor  # this client's learning rate; [] where clients of a block have different ones
     round: int  # 0, 1, ...; negative in a set-up round
     phase: str
+    shared: frozenset[str] = frozenset()  # parameters that travel in this round
 
 
 class Output(NamedTuple):

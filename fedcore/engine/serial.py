@@ -111,6 +111,7 @@ class SerialExecutor:
             lr=job.lr,
             round=assignment.round,
             phase="start",
+            shared=assignment.shared,
         )
         carry = training.begin(params, job.buffers, tree_map(layout, job.state), view)
         loss = torch.zeros((), device=device)

@@ -27,7 +27,7 @@ class Server:
         return cls(
             {n: p for n, p in params.items() if n in shared},
             {n: b for n, b in net.initial_buffers.items() if n in shared},
-            composition.init_server(net, params, population),
+            composition.init_server(net, params, population._replace(shared=shared)),
         )
 
     def tree(self) -> Tree:

@@ -85,6 +85,7 @@ class StackedExecutor:
             "received": stack([job.received for job in jobs]),
         }
         common: dict[str, Any] = {"server": assignment.server, "resources": assignment.resources, "validation": None}
+        common["shared"] = assignment.shared
         if len({job.lr for job in jobs}) > 1:
             own["lr"] = torch.tensor([job.lr for job in jobs], device=device, dtype=dtype)
         else:
@@ -95,6 +96,7 @@ class StackedExecutor:
         start, finish = (partial(_view, common, round=assignment.round, phase=phase) for phase in ("start", "finish"))
         states, buffers = stack([job.state for job in jobs]), stack([job.buffers for job in jobs])
         carry = vmap(lambda p, b, s, o: training.begin(p, b, s, start(o)))(params, buffers, states, own)
+        carry = tree_map(_of_each, carry)
         loss = torch.zeros(len(jobs), device=device)
         for number, phase in enumerate(assignment.phases):
             carry, learning = training.enter(carry, phase)
@@ -211,6 +213,11 @@ class _Batches:
 
 def _view(common: dict[str, Any], own: dict[str, Any], *, round: Any, phase: str) -> View:
     return View(**{**common, **own}, round=round, phase=phase)
+
+
+def _of_each(leaf: Tensor) -> Tensor:
+    """Return a leaf with memory of every client's own, where all clients start with the same one."""
+    return leaf.clone() if any(n > 1 and s == 0 for n, s in zip(leaf.shape, leaf.stride(), strict=True)) else leaf
 
 
 def _lift(active: Tensor, like: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ ADDONS = {
     "adversary": Case(add={"adversary": {"strength": [0.2, 0.4], "hidden": [5]}}),
     "calibration": Case(add={"calibration": {"tau": 0.5}}),
     "dbe": Case(add={"dbe": {"kappa": 2.0, "momentum": 0.5}}),
+    "fedcm": Case(add={"fedcm": {"alpha": 0.4}}),
     "mixup": Case(add={"mixup": {"alpha": 1.0}}),
     "moon": Case(add={"moon": {"mu": 0.5}}),
     "prox": Case(add={"prox": {"mu": 0.1}}),
@@ -64,6 +65,8 @@ COMBINATIONS["vhl+calibration"] = Case(add={**ADDONS["vhl"].add, **ADDONS["calib
 COMBINATIONS["vhl+restricted_softmax"] = Case(add={**ADDONS["vhl"].add, **ADDONS["restricted_softmax"].add})
 COMBINATIONS["vhl+labels"] = Case(add={"vhl": {**ADDONS["vhl"].add["vhl"], "labels": [0, 1, 2], "std": 0.25}})
 COMBINATIONS["fedbr+mixup"] = Case("fedbr", ADDONS["mixup"].add, METHODS["fedbr"].settings)
+COMBINATIONS["fedbr+fedcm"] = Case("fedbr", ADDONS["fedcm"].add, METHODS["fedbr"].settings)
+COMBINATIONS["lg_fedavg+fedcm"] = Case("lg_fedavg", ADDONS["fedcm"].add, METHODS["lg_fedavg"].settings)
 COMBINATIONS["fedbr+mixture"] = Case(
     "fedbr", settings={"pseudo_strength": 0.2, "mu": 0.2, "mixture": 1, "global_features": "stale"}
 )
