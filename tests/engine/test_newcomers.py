@@ -94,6 +94,13 @@ def test_an_ensemble_of_equal_models_is_the_model():
     }
 
 
+def test_an_ensemble_of_one_model_is_the_model():
+    work = toys.training()
+    expected = work.scorer.shared(work.initial, {}, range(5), "val").pooled()["accuracy"]
+    found = ensemble(work.scorer, _outcomes(work, [work.initial]), range(5))
+    assert {value for name, value in found.items() if "/val/" in name} == {expected}
+
+
 def test_an_ensemble_averages_votes_and_weights():
     """Three models that say 0, 0, 1 with certainties that make the mean probability say 1; a vote says 0."""
     work = toys.training(None, None, toys.net({"name": "softmax_regression"}))

@@ -100,6 +100,66 @@ def test_bias_gradient_is_the_head_biases_through_the_head():
     torch.testing.assert_close(moved["dbe.bias"], moved["head.bias"] @ start["head.weight"])
 
 
+def _biased():
+    """A model with a personal bias drawn at random, and inputs."""
+    work = toys.training(toys.composition(add={"dbe": {"kappa": 0.0}}), dtype=torch.float64)
+    generator = stream(4, "test")
+    bias = torch.from_numpy(generator.normal(size=6))
+    return work, {**work.initial, "dbe.bias": bias}, torch.from_numpy(generator.normal(size=(9, 5)))
+
+
+def test_before_a_linear_head_the_bias_is_one_on_the_logits():
+    """g(z + b) = g(z) + W b, in training and in evaluation."""
+    work, params, x = _biased()
+    shifted = params["head.weight"] @ params["dbe.bias"]
+    plain = twins.classify(work.initial, twins.features(work.initial, x))
+    found = work.composition.forward(work.net, params, x)
+    torch.testing.assert_close(found.logits, plain + shifted)
+    torch.testing.assert_close(found.features, twins.features(work.initial, x))  # those of the first level
+
+
+def test_what_the_bias_gains_and_the_features_lose_changes_no_prediction():
+    """With a body that ends linearly: its last bias less c, the personal one plus c."""
+    work = toys.training(
+        toys.composition(add={"dbe": {"kappa": 0.0, "layer": "hidden1"}}), None, toys.net(), dtype=torch.float64
+    )
+    bias = {"dbe.bias": torch.from_numpy(stream(5, "test").normal(size=16))}
+    x, c = torch.from_numpy(stream(6, "test").uniform(size=(9, 5))), 0.25
+    far = {**work.initial, "body.1.bias": work.initial["body.1.bias"] + 10.0, **bias}  # so that no rectifier cuts
+    moved = {**far, "body.1.bias": far["body.1.bias"] - c, "dbe.bias": far["dbe.bias"] + c}
+    one, other = (work.composition.forward(work.net, params, x).logits for params in (far, moved))
+    assert one.std() > 0.01
+    torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(("momentum", "share"), [(1.0, 1.0), (0.0, 0.0)])
+def test_the_ends_of_the_momentum(momentum, share):
+    """1 is the mean of this batch, whatever came before; 0 stays at zero and has no gradient."""
+    addon, one = Dbe(kappa=2.0, momentum=momentum), torch.tensor(1.0)
+    view = View({}, {"mean": torch.ones(2)}, {}, {}, None, ClientInfo(one, one), one, one, 0.1, 0, "train")
+    z = torch.tensor([[4.0, 1.0], [2.0, 3.0]], requires_grad=True)
+    before = {"mean": torch.zeros(2) if momentum == 0 else torch.tensor([9.0, 9.0])}
+    batch = Batch(z, torch.tensor([0, 1]), torch.ones(2), {})
+    term, after = addon.penalty(None, {}, before, batch, Output(z, z), None, view)
+    (slope,) = torch.autograd.grad(term, z)
+    assert after["mean"].tolist() == [3.0 * share, 2.0 * share]
+    assert float(term.detach()) == pytest.approx(2 * (0.5 * 4 + 0.5 * 1) / 2 if share else 2 * 0.5)
+    assert slope.tolist() == [pytest.approx([2 * 2 / 4 * share, 2 * 1 / 4 * share])] * 2
+
+
+def test_the_consensus_stays_and_an_absent_clients_bias_too():
+    composed = toys.composition(add={"dbe": {"kappa": 1.0}})
+    one, two = (toys.training(composed, participation=0.4, rounds=r) for r in (1, 2))
+    first, last = one.run(), two.run()
+    assert torch.equal(first.server.state["dbe"]["mean"], last.server.state["dbe"]["mean"])
+    absent = set(one._cohort(0).clients) - set(two._cohort(1).clients)
+    assert absent
+    for client in sorted(absent):
+        mine = [p.store.get(client)["params"]["dbe.bias"] for p in (first, last)]
+        assert torch.equal(*mine)
+        assert mine[0].abs().max() > 0
+
+
 def test_the_bias_never_travels_and_evaluation_adds_it():
     progress = toys.run(toys.composition(add={"dbe": {"kappa": 1.0}}))
     assert "dbe.bias" not in progress.server.params

@@ -200,6 +200,25 @@ def test_golden_contrasts():
         assert float(value) == pytest.approx(expected, abs=1e-6)
 
 
+def test_without_projection_the_contrast_is_moons_with_other_roles():
+    """-log of a softmax over two cosines: towards the received features of pseudo rows, away from the batch's."""
+    generator = stream(2, "test")
+    pseudo, natural, received = (torch.from_numpy(generator.normal(size=(7, 4))) for _ in range(3))
+    method = Fedbr(projection=False, tau1=0.3, tau2=0.3)
+    cosines = [torch.nn.functional.cosine_similarity(pseudo, z) for z in (received, natural)]
+    expected = cross_entropy(torch.stack(cosines, 1) / 0.3, torch.zeros(7, dtype=torch.int64))
+    assert float(method._contrast({}, pseudo, natural, received, _batch(7))) == pytest.approx(float(expected))
+
+
+def test_a_label_of_two_parts_is_at_most_half_certain_and_a_half_of_chance():
+    """K = 1: the largest share is (1 + 1 / C) / 2, and the shares sum to 1."""
+    batch = _batch(5)._replace(draws={"fedbr.partners": torch.arange(5)[None]}, y=torch.tensor([0, 1, 2, 3, 0]))
+    _, shares = Fedbr(mixture=1)._partners(batch, torch.full((5, 4), 0.25))
+    mixed = (0.25 + shares) / 2
+    assert mixed.sum(1).tolist() == [1.0] * 5
+    assert mixed.max(1).values.tolist() == [(1 + 1 / 4) / 2] * 5
+
+
 def test_low_temperatures_stay_finite():
     method = Fedbr(projection=False, tau1=1e-4, tau2=1e-4)
     e1 = torch.tensor([[1.0, 0.0]], requires_grad=True)

@@ -61,6 +61,20 @@ def test_equal_counts_are_plain_cross_entropy():
     assert others == pytest.approx(float(cross_entropy(F, y) + torch.log(1 - plain)))
 
 
+@pytest.mark.parametrize("addon", [Calibration(tau=3.0), Calibration(margin="log_prior")])
+def test_equal_counts_have_the_gradient_of_plain_cross_entropy(addon):
+    labels, logits = torch.tensor([2, 0]), torch.cat([F, F.flip(1) / 2]).requires_grad_()
+    (slope,) = torch.autograd.grad(_loss(addon, logits, labels.tolist(), [7.0] * 3), logits)
+    (plain,) = torch.autograd.grad(cross_entropy(logits, labels).mean(), logits)
+    torch.testing.assert_close(slope, plain, rtol=0, atol=1e-7)
+
+
+def test_a_missing_class_can_count_as_one_example():
+    """n = (16, 0, 256), y = 0: u = (.5, 2 - 1, 2.75); log(e^.5 + e^1 + e^2.75) - .5 = 2.496214."""
+    loss = float(_loss(Calibration(missing="clamp"), F, [0], [16.0, 0.0, 256.0]))
+    assert loss == pytest.approx(2.496214, abs=1e-5)
+
+
 def test_two_classes_without_the_true_one_is_a_linear_loss():
     logits = torch.tensor([[0.3, -1.2]], dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(_loss(Calibration(denominator="others"), logits, [0], [5.0, 9.0]), logits)
