@@ -66,7 +66,8 @@ class Train(Section):
     # Local steps as compiled functions: where a run is long enough to earn it back, always, or never.
     compile: Literal["auto", "always", "never"] = "auto"
     workers: Count = 1  # clients that train side by side, on a core each; of executor serial, or ray's processes
-    block_size: Count | None = None  # clients per block of the stacked executor; None: the whole cohort
+    # Lanes of the stacked executor, on which clients train at the same time; None: as many as keep busy.
+    block_size: Count | None = None
     # Where clients' states and own parameters are between rounds; disk: a file beside the checkpoint.
     store: Literal["memory", "disk"] = "memory"
     device: str = "auto"  # auto, cpu, cuda, cuda:0, ...

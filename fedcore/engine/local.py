@@ -128,12 +128,17 @@ class LocalTraining:
         params, state = self.composition.start(net, params, state, view)
         return {"params": params, "buffers": buffers, "state": state, "momentum": momentum}
 
-    def enter(self, carry: Tree, phase: Phase) -> tuple[Tree, Learning]:
-        """Return the carry at the start of a phase, with fresh or kept momentum, and what learns in it."""
+    def learning(self, params: Params, phase: Phase) -> Learning:
+        """Return what of these parameters learns in a phase, and how."""
         learning = self._learning.get(phase)
         if learning is None:
-            names = tuple(n for n in carry["params"] if self.composition.is_trained(self.net, n, phase))
+            names = tuple(n for n in params if self.composition.is_trained(self.net, n, phase))
             learning = self._learning[phase] = Learning(names, phase.owner is not None)
+        return learning
+
+    def enter(self, carry: Tree, phase: Phase) -> tuple[Tree, Learning]:
+        """Return the carry at the start of a phase, with fresh or kept momentum, and what learns in it."""
+        learning = self.learning(carry["params"], phase)
         if self.keeps_momentum:
             return carry, learning
         momentum = zeros_like({n: carry["params"][n] for n in learning.names}) if self.train.momentum else {}

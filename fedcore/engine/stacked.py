@@ -1,19 +1,22 @@
-"""A block of clients at once: parameters stacked on a leading axis, the same hooks under `torch.func.vmap`."""
+"""Clients side by side: parameters stacked on a leading axis, the same hooks under `torch.func.vmap`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
 from fedcore.engine.compiled import Compiler, Loop, filled, flat, unrolled
 from fedcore.engine.gradients import by_transform
+from fedcore.engine.lane_batches import LaneBatches
+from fedcore.engine.lanes import Plan, enough_lanes, plan
 from fedcore.engine.local import (
     Assignment,
     Examples,
@@ -21,23 +24,26 @@ from fedcore.engine.local import (
     Learning,
     LocalTraining,
     Outcome,
-    as_tensors,
     batch_at,
-    batch_mask,
     scaled,
     validation_batch,
 )
-from fedcore.trees import Tree, pick, stack, tree_map
+from fedcore.engine.stack import Collected, rows, stacked, with_rows
+from fedcore.methods.base import Phase
+from fedcore.trees import Tree, pick, tree_map
 from fedcore.types import Batch, ClientInfo, View
+
+_WAITING = 8  # clients per lane whose turn is planned at once: enough to fill gaps, and memory stays small
+_MOST = 1000  # clients whose turn is planned at once
 
 
 class StackedExecutor:
-    """Trains blocks of clients; ragged batches are masked, clients that ran out of steps idle.
+    """Trains clients on lanes that take their steps together; a lane whose client is through gets the next one.
 
     Parameters
     ----------
-    block_size : int or None
-        Clients per block; None takes the whole cohort.
+    lanes : int or None
+        Clients that train at a time; None takes as many as keep busy while the longest client trains.
     compiler : Compiler or None
         Makes functions of several steps; None takes the steps as they are.
     """
@@ -46,12 +52,12 @@ class StackedExecutor:
         self,
         training: LocalTraining,
         examples: Examples,
-        block_size: int | None = None,
+        lanes: int | None = None,
         compiler: Compiler | None = None,
     ):
         self.training = training
         self.examples = examples
-        self.block_size = block_size
+        self.lanes = lanes
         self.compiler = compiler
 
     @property
@@ -70,40 +76,52 @@ class StackedExecutor:
     def train(self, jobs: Iterable[Job], assignment: Assignment) -> Iterator[Outcome]:
         """Train every job's client; yield the outcomes in the order of the jobs."""
         queue = iter(jobs)
-        while block := list(islice(queue, self.block_size)):
-            yield from self._block(block, assignment)
+        while some := list(islice(queue, _MOST if self.lanes is None else _WAITING * self.lanes)):
+            yield from _Group(self, some, assignment).outcomes()
 
-    def _block(self, jobs: list[Job], assignment: Assignment) -> Iterator[Outcome]:
-        training, device, dtype = self.training, self.examples.device, self.examples.dtype
-        params = stack([job.params for job in jobs])
-        info = ClientInfo(*(torch.stack(values) for values in zip(*(job.info for job in jobs), strict=True)))
-        own = {
-            "anchor": params,
-            "info": info,
+
+class _Group:
+    """Some clients' local training, from their jobs to their outcomes; C clients on L lanes."""
+
+    def __init__(self, executor: StackedExecutor, jobs: Sequence[Job], assignment: Assignment):
+        self._training, self._examples, self._compiler = executor.training, executor.examples, executor.compiler
+        self._lanes, self._jobs, self._assignment = executor.lanes, jobs, assignment
+        device, dtype = self._examples.device, self._examples.dtype
+        self._own: dict[str, Any] = {
+            "anchor": stacked([job.params for job in jobs]),
+            "info": ClientInfo(*(torch.stack(values) for values in zip(*(job.info for job in jobs), strict=True))),
             "num_steps": torch.tensor([float(job.learning_steps) for job in jobs], device=device, dtype=dtype),
             "mass": torch.tensor([job.mass for job in jobs], device=device, dtype=dtype),
-            "received": stack([job.received for job in jobs]),
+            "received": stacked([job.received for job in jobs]),
         }
-        common: dict[str, Any] = {"server": assignment.server, "resources": assignment.resources, "validation": None}
-        common["shared"] = assignment.shared
+        self._common: dict[str, Any] = {
+            "server": assignment.server,
+            "resources": assignment.resources,
+            "validation": None,
+            "round": assignment.round,
+            "shared": assignment.shared,
+        }
         if len({job.lr for job in jobs}) > 1:
-            own["lr"] = torch.tensor([job.lr for job in jobs], device=device, dtype=dtype)
+            self._own["lr"] = torch.tensor([job.lr for job in jobs], device=device, dtype=dtype)
         else:
-            common["lr"] = jobs[0].lr
-        held = validation_batch(jobs, self.examples)
+            self._common["lr"] = jobs[0].lr
+        held = validation_batch(jobs, self._examples)
         if held is not None:
-            own["validation"] = held
-        start, finish = (partial(_view, common, round=assignment.round, phase=phase) for phase in ("start", "finish"))
-        states, buffers = stack([job.state for job in jobs]), stack([job.buffers for job in jobs])
-        carry = vmap(lambda p, b, s, o: training.begin(p, b, s, start(o)))(params, buffers, states, own)
-        carry = tree_map(_of_each, carry)
-        loss = torch.zeros(len(jobs), device=device)
-        for number, phase in enumerate(assignment.phases):
-            carry, learning = training.enter(carry, phase)
-            batches = _Batches(jobs, number, self.examples)
-            carry, losses = self._phase(carry, batches, own, common, assignment.round, phase.name, learning)
-            loss = loss + losses
-        uploads, states = vmap(lambda c, o: training.end(c, finish(o), assignment.shared))(carry, own)
+            self._own["validation"] = held
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """Train; yield the outcomes in the order of the jobs."""
+        training, jobs = self._training, self._jobs
+        start, finish = (partial(_view, self._common, phase=phase) for phase in ("start", "finish"))
+        states, buffers = stacked([job.state for job in jobs]), stacked([job.buffers for job in jobs])
+        begin = vmap(lambda p, b, s, o: training.begin(p, b, s, start(o)))
+        carry = tree_map(_of_each, begin(self._own["anchor"], buffers, states, self._own))
+        loss = torch.zeros(len(jobs), device=self._examples.device, dtype=self._examples.dtype)
+        for number, phase in enumerate(self._assignment.phases):
+            after = self._phase(carry, number, phase)
+            carry, loss = after["carry"], loss + after["loss"]
+        end = vmap(lambda c, o: training.end(c, finish(o), self._assignment.shared))
+        uploads, states = end(carry, self._own)
         for c, job in enumerate(jobs):
             yield Outcome(
                 job.client,
@@ -115,20 +133,70 @@ class StackedExecutor:
                 job.num_steps,
             )
 
-    def _phase(
-        self, carry: Tree, batches: _Batches, own: Any, common: Any, round: int, phase: str, learning: Learning
-    ) -> tuple[Tree, Tensor]:
-        """Return the carry after all steps of a phase, and every client's sum of losses."""
+    def _phase(self, carry: Tree, number: int, phase: Phase) -> Tree:
+        """Take all clients through a phase; return their ``carry`` and sums of losses, ``loss`` [C]."""
+        training, device = self._training, self._examples.device
+        learning = training.learning(carry["params"], phase)
+        timetable, size = self._plan(carry, number, learning)
+        batches = LaneBatches(self._jobs, number, timetable, self._examples)
+        collected = Collected(len(self._jobs))
+        on_lanes: Tree = {}
+        own: Any = None
 
-        def steps(carry: Tree, chunk: tuple[Batch, Tensor | None], views: Any, round: Any) -> tuple[Tree, Tensor]:
+        def arriving(clients: Tensor) -> Tree:
+            return {
+                "carry": training.enter(rows(carry, clients), phase)[0],
+                "loss": torch.zeros(len(clients), device=device, dtype=self._examples.dtype),
+            }
+
+        segments = timetable.segments
+        indices = [(s.entering, s.onto, s.leaving, s.off) for s in segments]
+        without, *moves = _on_device([(np.flatnonzero(timetable.steps == 0),), *indices], device)
+        if len(without[0]):
+            collected.put(without[0], self._resting(arriving(without[0])))
+        for segment, (entering, onto, leaving, off) in zip(segments, moves, strict=True):
+            if segment.begin == 0:
+                on_lanes, own = arriving(entering), rows(self._own, entering)
+            elif len(entering):
+                on_lanes = with_rows(on_lanes, onto, arriving(entering))
+                own = with_rows(own, onto, rows(self._own, entering))
+            stretch = range(segment.begin, segment.end, size)
+            new, losses = self._steps(on_lanes["carry"], own, batches, stretch, phase.name, learning)
+            on_lanes = {"carry": new, "loss": on_lanes["loss"] + losses}
+            collected.put(leaving, self._resting(rows(on_lanes, off)))
+        return collected.tree
+
+    def _plan(self, carry: Tree, number: int, learning: Learning) -> tuple[Plan, int]:
+        """Return the places of all clients in a phase, and how many steps are taken at a time."""
+        schedules = [job.schedules[number] for job in self._jobs]
+        steps, width = [schedule.steps for schedule in schedules], schedules[0].positions.shape[1]
+        lanes = self._lanes or enough_lanes(steps, halvings=self._compiler is not None)
+        if self._compiler is None:
+            return plan(steps, lanes), 1
+        params = sum(carry["params"][name][0].numel() for name in learning.names)
+        size = unrolled(params * min(lanes, len(steps)), width)
+        return plan(steps, lanes, size), size
+
+    def _resting(self, lanes: Tree) -> Tree:
+        """Return what of some clients' lanes goes on after the phase."""
+        if self._training.keeps_momentum:
+            return lanes
+        return {**lanes, "carry": {**lanes["carry"], "momentum": {}}}
+
+    def _steps(
+        self, carry: Tree, own: Any, batches: LaneBatches, stretch: range, phase: str, learning: Learning
+    ) -> tuple[Tree, Tensor]:
+        """Return the carry of all lanes after a stretch of steps, and their sums of losses."""
+
+        def several(carry: Tree, chunk: tuple[Batch, Tensor | None], views: Any, round: Any) -> tuple[Tree, Tensor]:
             own, common, scaling = views
-            several, active = chunk
-            several = several._replace(x=scaled(several.x, scaling, several.mask.dtype))
+            batches, active = chunk
+            batches = batches._replace(x=scaled(batches.x, scaling, batches.mask.dtype))
             total: Tensor | float = 0.0
-            for k in range(len(several.y)):
-                view = partial(_view, common, round=round, phase=phase)
-                step = vmap(lambda c, b, o, v=view: self.training.step(c, b, v(o), learning, by_transform))
-                new, losses = step(carry, batch_at(several, k), own)
+            for k in range(len(batches.y)):
+                view = partial(_view, {**common, "round": round}, phase=phase)
+                step = vmap(lambda c, b, o, v=view: self._training.step(c, b, v(o), learning, by_transform))
+                new, losses = step(carry, batch_at(batches, k), own)
                 if active is not None:
                     new = tree_map(lambda n, o, a=active[k]: torch.where(_lift(a, n), n, o), new, carry)
                     losses = torch.where(active[k], losses, 0.0)
@@ -136,83 +204,47 @@ class StackedExecutor:
             assert isinstance(total, Tensor)
             return carry, total
 
-        loss = torch.zeros(batches.num_clients, device=self.examples.device)
-        loop, size = self._loop(carry, batches, own, common, round, phase, learning, steps)
+        loss: Tensor | float = 0.0
+        loop = self._loop(several, carry, own, batches, stretch, phase, learning)
         if loop is None:
-            views = (own, common, self.examples.scaling)
-            for k in range(batches.longest):
-                carry, losses = steps(carry, batches.several(k, 1, ragged=k >= batches.shortest), views, round)
+            views = (own, self._common, self._examples.scaling)
+            for k in range(stretch.start, stretch.stop):
+                carry, losses = several(carry, batches.several(k, 1), views, self._assignment.round)
                 loss = loss + losses
-            return carry, loss
-        leaves = flat(carry)[0]
-        for k in range(0, batches.longest, size):
-            leaves, losses = loop(leaves, flat(batches.several(k, size, ragged=True))[0])
-            loss = loss + losses
-        return filled(carry, iter(leaves)), loss
+        else:
+            leaves = flat(carry)[0]
+            for k in stretch:
+                leaves, losses = loop(leaves, flat(batches.several(k, stretch.step, masked=True))[0])
+                loss = loss + losses
+            carry = filled(carry, iter(leaves))
+        assert isinstance(loss, Tensor)
+        return carry, loss
 
     def _loop(
         self,
+        several: Callable[..., tuple[Tree, Tensor]],
         carry: Tree,
-        batches: _Batches,
         own: Any,
-        common: Any,
-        round: int,
+        batches: LaneBatches,
+        stretch: range,
         phase: str,
         learning: Learning,
-        steps: Any,
-    ) -> tuple[Loop | None, int]:
-        """Return the compiled steps and how many they are, where there is a compiler."""
-        if self.compiler is None:
-            return None, 1
+    ) -> Loop | None:
+        """Return the compiled steps, where there is a compiler."""
+        if self._compiler is None:
+            return None
+        common = {name: value for name, value in self._common.items() if name != "round"}
         if "lr" in common:
-            lr = torch.as_tensor(common["lr"], dtype=self.examples.dtype, device=self.examples.device)
+            lr = torch.as_tensor(common["lr"], dtype=self._examples.dtype, device=self._examples.device)
             common = {**common, "lr": lr}
-        size = unrolled(sum(carry["params"][n].numel() for n in learning.names), batches.width)
-        name, key = f"steps of phase '{phase}'", (phase, learning, size)
-        chunk = batches.several(0, size, ragged=True)
-        return self.compiler.loop(name, key, steps, round, carry, chunk, (own, common, self.examples.scaling)), size
+        name, key = f"steps of phase '{phase}'", (phase, learning, stretch.step)
+        chunk = batches.several(stretch.start, stretch.step, masked=True)
+        arguments = (own, common, self._examples.scaling)
+        return self._compiler.loop(name, key, several, self._assignment.round, carry, chunk, arguments)
 
 
-class _Batches:
-    """A block's batches of one phase; steps that a client does not take see its first batch and are not active."""
-
-    def __init__(self, jobs: list[Job], phase: int, examples: Examples):
-        self._examples = examples
-        schedules = [job.schedules[phase] for job in jobs]
-        self._steps = np.array([schedule.steps for schedule in schedules])
-        self.shortest, self.longest = int(self._steps.min()), int(self._steps.max())
-        self.num_clients, self.width = len(jobs), schedules[0].positions.shape[1]
-        self._rows = np.empty((self.longest, len(jobs), self.width), np.int64)
-        lengths = np.empty((self.longest, len(jobs)), np.int64)
-        indices = [np.where(np.arange(self.longest) < steps, np.arange(self.longest), 0) for steps in self._steps]
-        for c, (job, schedule, index) in enumerate(zip(jobs, schedules, indices, strict=True)):
-            # Idle steps see real rows, so that nothing masked out is ever NaN.
-            self._rows[:, c] = job.rows[schedule.positions[index]]
-            lengths[:, c] = schedule.lengths[index]
-        self._masks = batch_mask(lengths, self.width, examples.device)
-        drawn = [
-            {name: d[torch.from_numpy(index)] for name, d in as_tensors(job.draws[phase], examples.device).items()}
-            for job, index in zip(jobs, indices, strict=True)
-        ]
-        self._draws = {name: torch.stack([d[name] for d in drawn], 1) for name in drawn[0]}
-
-    def several(self, begin: int, size: int, *, ragged: bool) -> tuple[Batch, Tensor | None]:
-        """Return `size` steps' batches [size, C, B, ...], and who takes them [size, C]; None when everybody does."""
-        wanted = np.arange(begin, begin + size)
-        index = np.where(wanted < self.longest, wanted, 0)
-        cut = torch.from_numpy(index).to(self._examples.device)
-        rows = self._rows[index]
-        index_of_rows = torch.from_numpy(rows).to(self._examples.device)
-        x, y = self._examples.inputs[index_of_rows], self._examples.labels[index_of_rows]
-        protected = self._examples.protected_of(index_of_rows)
-        batches = Batch(x, y, self._masks[cut], {n: d[cut] for n, d in self._draws.items()}, protected=protected)
-        if not ragged:
-            return batches, None
-        return batches, torch.from_numpy(wanted[:, None] < self._steps).to(self._examples.device)
-
-
-def _view(common: dict[str, Any], own: dict[str, Any], *, round: Any, phase: str) -> View:
-    return View(**{**common, **own}, round=round, phase=phase)
+def _view(common: dict[str, Any], own: dict[str, Any], *, phase: str) -> View:
+    return View(**{**common, **own}, phase=phase)
 
 
 def _of_each(leaf: Tensor) -> Tensor:
@@ -222,3 +254,11 @@ def _of_each(leaf: Tensor) -> Tensor:
 
 def _lift(active: Tensor, like: Tensor) -> Tensor:
     return active.reshape(-1, *[1] * (like.dim() - 1))
+
+
+def _on_device(groups: Sequence[tuple[NDArray[np.int64], ...]], device: torch.device) -> Iterator[tuple[Tensor, ...]]:
+    """Return indices as tensors: one way to the device for all of them."""
+    sizes = [len(index) for group in groups for index in group]
+    together = torch.from_numpy(np.concatenate([index for group in groups for index in group])).to(device)
+    parts = iter(torch.split(together, sizes))
+    return (tuple(islice(parts, len(group))) for group in groups)
