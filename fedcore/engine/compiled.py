@@ -79,6 +79,11 @@ class Compiler:
         self._lock = threading.Lock()
         self.reasons: dict[str, str] = {}
 
+    @property
+    def remarks(self) -> list[str]:
+        """What runs uncompiled, in a line each."""
+        return [f"{what} ran uncompiled: {why}" for what, why in self.reasons.items()]
+
     def loop(self, name: str, key: Any, steps: Steps, round: int, carry: Tree, batches: Any, view: Any) -> Loop | None:
         """Return the compiled steps for arguments of this structure; None where they run as they are.
 

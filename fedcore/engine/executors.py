@@ -97,8 +97,8 @@ def compiles(train: Train, device: torch.device, federation: Federation) -> bool
 def remarks(executor: Executor, train: Train, device: torch.device, federation: Federation) -> list[str]:
     """Return, in a line each, what of a training ran slower than it could and why."""
     missing = "local steps ran uncompiled: there is no C++ compiler here (g++ or clang++)"
-    uncompiled = [f"{what} ran uncompiled: {why}" for what, why in executor.uncompiled.items()]
-    return uncompiled if can_compile() or not _should_compile(train, device, federation) else [missing]
+    is_missing = not can_compile() and _should_compile(train, device, federation)
+    return [missing] * is_missing + executor.remarks
 
 
 def _should_compile(train: Train, device: torch.device, federation: Federation) -> bool:

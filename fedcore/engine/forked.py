@@ -79,7 +79,7 @@ class ForkedExecutor:
             there.close()
             self._workers.append(_Worker(process, here))
         self.name = inner.name
-        self.uncompiled: dict[str, str] = {}
+        self.remarks: list[str] = []
 
     def close(self) -> None:
         """End the processes, whatever they are at."""

@@ -14,6 +14,7 @@ from itertools import chain, islice
 from typing import Any
 
 from fedcore.data.federation import Federation
+from fedcore.engine.lane_memory import group_size
 from fedcore.engine.local import Assignment, Examples, Job, LocalTraining, Outcome
 from fedcore.engine.ray_pool import Pool
 from fedcore.engine.ray_worker import Setup
@@ -99,9 +100,9 @@ class RayExecutor:
         return ", ".join(parts)
 
     @property
-    def uncompiled(self) -> dict[str, str]:
-        """Empty: what could not be compiled is known to the workers alone."""
-        return {}
+    def remarks(self) -> list[str]:
+        """Empty: what slowed the workers down is known to them alone."""
+        return []
 
     def close(self) -> None:
         """End the workers, and the cluster if it is this run's own."""
@@ -137,7 +138,10 @@ class RayExecutor:
         """Return how many jobs make a call; None: all of a worker's."""
         if self._folds and assignment.folding is not None:
             return _FOLD
-        return self.training.train.block_size if self.inside == "stacked" else _CALL
+        lanes = self.training.train.block_size
+        if self.inside == "stacked":
+            return None if lanes is None else group_size(lanes)
+        return _CALL
 
     def _send(self, first: Job, assignment: Assignment) -> _Sent:
         """Put what all jobs have in common where every worker can read it."""

@@ -91,7 +91,7 @@ class Worker:
         augmentation = Augmentation(setup.train.augment, examples.black) if setup.train.augment.is_on else None
         training = LocalTraining(setup.composition, self._net, setup.train, augmentation)
         if setup.inside == "stacked":
-            return StackedExecutor(training, examples, None, self._compiler)
+            return StackedExecutor(training, examples, setup.train.block_size, self._compiler)
         return SerialExecutor(training, examples, 1, self._compiler)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -49,8 +49,8 @@ class Executor(Protocol):
         ...
 
     @property
-    def uncompiled(self) -> Mapping[str, str]:
-        """What was to be compiled and could not be, and why."""
+    def remarks(self) -> list[str]:
+        """What ran slower than it could, and why: a line each."""
         ...
 
     def train(self, jobs: Iterator[Job], assignment: Assignment) -> Iterator[Outcome]:

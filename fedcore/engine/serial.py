@@ -58,9 +58,9 @@ class SerialExecutor:
         return "serial" if self.compiler is None else "serial, compiled"
 
     @property
-    def uncompiled(self) -> dict[str, str]:
-        """What was to be compiled and could not be, and why."""
-        return {} if self.compiler is None else self.compiler.reasons
+    def remarks(self) -> list[str]:
+        """What ran slower than it could, and why."""
+        return [] if self.compiler is None else self.compiler.remarks
 
     def close(self) -> None:
         """Do nothing: all of it is in this process."""

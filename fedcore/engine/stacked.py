@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
-from torch.func import vmap
 
-from fedcore.engine.compiled import Compiler, Loop, filled, flat, unrolled
-from fedcore.engine.gradients import by_transform
-from fedcore.engine.lane_batches import LaneBatches
-from fedcore.engine.lanes import Plan, enough_lanes, plan
-from fedcore.engine.local import (
-    Assignment,
-    Examples,
-    Job,
-    Learning,
-    LocalTraining,
-    Outcome,
-    batch_at,
-    scaled,
-    validation_batch,
-)
-from fedcore.engine.stack import Collected, rows, stacked, with_rows
-from fedcore.methods.base import Phase
-from fedcore.trees import Tree, pick, tree_map
-from fedcore.types import Batch, ClientInfo, View
-
-_WAITING = 8  # clients per lane whose turn is planned at once: enough to fill gaps, and memory stays small
-_MOST = 1000  # clients whose turn is planned at once
+from fedcore.engine.compiled import Compiler
+from fedcore.engine.lane_group import Group
+from fedcore.engine.lane_memory import LaneLimit, free_bytes, lane_bytes, release
+from fedcore.engine.local import Assignment, Examples, Job, LocalTraining, Outcome
 
 
 class StackedExecutor:
     """Trains clients on lanes that take their steps together; a lane whose client is through gets the next one.
+
+    On a GPU there are no more lanes than its free memory should hold. Where it does not, half as many train the same
+    clients again, and the later ones.
 
     Parameters
     ----------
@@ -57,8 +36,9 @@ class StackedExecutor:
     ):
         self.training = training
         self.examples = examples
-        self.lanes = lanes
         self.compiler = compiler
+        self.limit = LaneLimit(lanes)
+        self._is_estimated = lanes is not None or examples.device.type != "cuda"
 
     @property
     def name(self) -> str:
@@ -66,199 +46,50 @@ class StackedExecutor:
         return "stacked" if self.compiler is None else "stacked, compiled"
 
     @property
-    def uncompiled(self) -> dict[str, str]:
-        """What was to be compiled and could not be, and why."""
-        return {} if self.compiler is None else self.compiler.reasons
+    def remarks(self) -> list[str]:
+        """What ran slower than it could, and why."""
+        return [*(self.compiler.remarks if self.compiler else []), *self.limit.remarks]
 
     def close(self) -> None:
         """Do nothing: all of it is in this process."""
 
     def train(self, jobs: Iterable[Job], assignment: Assignment) -> Iterator[Outcome]:
-        """Train every job's client; yield the outcomes in the order of the jobs."""
+        """Train every job's client; yield the outcomes in the order of the jobs.
+
+        Raises
+        ------
+        ValueError
+            If the memory of the device does not hold a single client.
+        """
         queue = iter(jobs)
-        while some := list(islice(queue, _MOST if self.lanes is None else _WAITING * self.lanes)):
-            yield from _Group(self, some, assignment).outcomes()
+        waiting = list(islice(queue, 1))
+        if waiting and not self._is_estimated:
+            device = self.examples.device
+            self.limit.estimate(free_bytes(device), *lane_bytes(waiting[0], self.training, self.examples))
+            self._is_estimated = True
+        while True:
+            waiting += islice(queue, max(0, self.limit.group - len(waiting)))
+            if not waiting:
+                return
+            outcomes = self._trained(waiting[: self.limit.group], assignment)
+            del waiting[: len(outcomes)]
+            yield from outcomes
+            del outcomes
 
-
-class _Group:
-    """Some clients' local training, from their jobs to their outcomes; C clients on L lanes."""
-
-    def __init__(self, executor: StackedExecutor, jobs: Sequence[Job], assignment: Assignment):
-        self._training, self._examples, self._compiler = executor.training, executor.examples, executor.compiler
-        self._lanes, self._jobs, self._assignment = executor.lanes, jobs, assignment
-        device, dtype = self._examples.device, self._examples.dtype
-        self._own: dict[str, Any] = {
-            "anchor": stacked([job.params for job in jobs]),
-            "info": ClientInfo(*(torch.stack(values) for values in zip(*(job.info for job in jobs), strict=True))),
-            "num_steps": torch.tensor([float(job.learning_steps) for job in jobs], device=device, dtype=dtype),
-            "mass": torch.tensor([job.mass for job in jobs], device=device, dtype=dtype),
-            "received": stacked([job.received for job in jobs]),
-        }
-        self._common: dict[str, Any] = {
-            "server": assignment.server,
-            "resources": assignment.resources,
-            "validation": None,
-            "round": assignment.round,
-            "shared": assignment.shared,
-        }
-        if len({job.lr for job in jobs}) > 1:
-            self._own["lr"] = torch.tensor([job.lr for job in jobs], device=device, dtype=dtype)
-        else:
-            self._common["lr"] = jobs[0].lr
-        held = validation_batch(jobs, self._examples)
-        if held is not None:
-            self._own["validation"] = held
-
-    def outcomes(self) -> Iterator[Outcome]:
-        """Train; yield the outcomes in the order of the jobs."""
-        training, jobs = self._training, self._jobs
-        start, finish = (partial(_view, self._common, phase=phase) for phase in ("start", "finish"))
-        states, buffers = stacked([job.state for job in jobs]), stacked([job.buffers for job in jobs])
-        begin = vmap(lambda p, b, s, o: training.begin(p, b, s, start(o)))
-        carry = tree_map(_of_each, begin(self._own["anchor"], buffers, states, self._own))
-        loss = torch.zeros(len(jobs), device=self._examples.device, dtype=self._examples.dtype)
-        for number, phase in enumerate(self._assignment.phases):
-            after = self._phase(carry, number, phase)
-            carry, loss = after["carry"], loss + after["loss"]
-        end = vmap(lambda c, o: training.end(c, finish(o), self._assignment.shared))
-        uploads, states = end(carry, self._own)
-        for c, job in enumerate(jobs):
-            yield Outcome(
-                job.client,
-                pick(carry["params"], c),
-                pick(carry["buffers"], c),
-                pick(states, c),
-                pick(uploads, c),
-                loss[c] / max(job.num_steps, 1),
-                job.num_steps,
+    def _trained(self, jobs: list[Job], assignment: Assignment) -> list[Outcome]:
+        """Return the outcomes; none if memory ran out, with fewer lanes for the next attempt."""
+        group = Group(self.training, self.examples, self.compiler, self.limit, jobs, assignment)
+        try:
+            return group.outcomes()
+        except torch.OutOfMemoryError:
+            lanes = group.lanes
+        # Only here, when the error and with it all that the attempt held has gone.
+        del group
+        release(self.examples.device)
+        if len(jobs) == 1:
+            raise ValueError(
+                f"train.block_size: the memory of '{self.examples.device}' does not hold client {jobs[0].client} alone;"
+                f" lower train.batch_size ({self.training.train.batch_size}) or take a smaller model"
             )
-
-    def _phase(self, carry: Tree, number: int, phase: Phase) -> Tree:
-        """Take all clients through a phase; return their ``carry`` and sums of losses, ``loss`` [C]."""
-        training, device = self._training, self._examples.device
-        learning = training.learning(carry["params"], phase)
-        timetable, size = self._plan(carry, number, learning)
-        batches = LaneBatches(self._jobs, number, timetable, self._examples)
-        collected = Collected(len(self._jobs))
-        on_lanes: Tree = {}
-        own: Any = None
-
-        def arriving(clients: Tensor) -> Tree:
-            return {
-                "carry": training.enter(rows(carry, clients), phase)[0],
-                "loss": torch.zeros(len(clients), device=device, dtype=self._examples.dtype),
-            }
-
-        segments = timetable.segments
-        indices = [(s.entering, s.onto, s.leaving, s.off) for s in segments]
-        without, *moves = _on_device([(np.flatnonzero(timetable.steps == 0),), *indices], device)
-        if len(without[0]):
-            collected.put(without[0], self._resting(arriving(without[0])))
-        for segment, (entering, onto, leaving, off) in zip(segments, moves, strict=True):
-            if segment.begin == 0:
-                on_lanes, own = arriving(entering), rows(self._own, entering)
-            elif len(entering):
-                on_lanes = with_rows(on_lanes, onto, arriving(entering))
-                own = with_rows(own, onto, rows(self._own, entering))
-            stretch = range(segment.begin, segment.end, size)
-            new, losses = self._steps(on_lanes["carry"], own, batches, stretch, phase.name, learning)
-            on_lanes = {"carry": new, "loss": on_lanes["loss"] + losses}
-            collected.put(leaving, self._resting(rows(on_lanes, off)))
-        return collected.tree
-
-    def _plan(self, carry: Tree, number: int, learning: Learning) -> tuple[Plan, int]:
-        """Return the places of all clients in a phase, and how many steps are taken at a time."""
-        schedules = [job.schedules[number] for job in self._jobs]
-        steps, width = [schedule.steps for schedule in schedules], schedules[0].positions.shape[1]
-        lanes = self._lanes or enough_lanes(steps, halvings=self._compiler is not None)
-        if self._compiler is None:
-            return plan(steps, lanes), 1
-        params = sum(carry["params"][name][0].numel() for name in learning.names)
-        size = unrolled(params * min(lanes, len(steps)), width)
-        return plan(steps, lanes, size), size
-
-    def _resting(self, lanes: Tree) -> Tree:
-        """Return what of some clients' lanes goes on after the phase."""
-        if self._training.keeps_momentum:
-            return lanes
-        return {**lanes, "carry": {**lanes["carry"], "momentum": {}}}
-
-    def _steps(
-        self, carry: Tree, own: Any, batches: LaneBatches, stretch: range, phase: str, learning: Learning
-    ) -> tuple[Tree, Tensor]:
-        """Return the carry of all lanes after a stretch of steps, and their sums of losses."""
-
-        def several(carry: Tree, chunk: tuple[Batch, Tensor | None], views: Any, round: Any) -> tuple[Tree, Tensor]:
-            own, common, scaling = views
-            batches, active = chunk
-            batches = batches._replace(x=scaled(batches.x, scaling, batches.mask.dtype))
-            total: Tensor | float = 0.0
-            for k in range(len(batches.y)):
-                view = partial(_view, {**common, "round": round}, phase=phase)
-                step = vmap(lambda c, b, o, v=view: self._training.step(c, b, v(o), learning, by_transform))
-                new, losses = step(carry, batch_at(batches, k), own)
-                if active is not None:
-                    new = tree_map(lambda n, o, a=active[k]: torch.where(_lift(a, n), n, o), new, carry)
-                    losses = torch.where(active[k], losses, 0.0)
-                carry, total = new, total + losses
-            assert isinstance(total, Tensor)
-            return carry, total
-
-        loss: Tensor | float = 0.0
-        loop = self._loop(several, carry, own, batches, stretch, phase, learning)
-        if loop is None:
-            views = (own, self._common, self._examples.scaling)
-            for k in range(stretch.start, stretch.stop):
-                carry, losses = several(carry, batches.several(k, 1), views, self._assignment.round)
-                loss = loss + losses
-        else:
-            leaves = flat(carry)[0]
-            for k in stretch:
-                leaves, losses = loop(leaves, flat(batches.several(k, stretch.step, masked=True))[0])
-                loss = loss + losses
-            carry = filled(carry, iter(leaves))
-        assert isinstance(loss, Tensor)
-        return carry, loss
-
-    def _loop(
-        self,
-        several: Callable[..., tuple[Tree, Tensor]],
-        carry: Tree,
-        own: Any,
-        batches: LaneBatches,
-        stretch: range,
-        phase: str,
-        learning: Learning,
-    ) -> Loop | None:
-        """Return the compiled steps, where there is a compiler."""
-        if self._compiler is None:
-            return None
-        common = {name: value for name, value in self._common.items() if name != "round"}
-        if "lr" in common:
-            lr = torch.as_tensor(common["lr"], dtype=self._examples.dtype, device=self._examples.device)
-            common = {**common, "lr": lr}
-        name, key = f"steps of phase '{phase}'", (phase, learning, stretch.step)
-        chunk = batches.several(stretch.start, stretch.step, masked=True)
-        arguments = (own, common, self._examples.scaling)
-        return self._compiler.loop(name, key, several, self._assignment.round, carry, chunk, arguments)
-
-
-def _view(common: dict[str, Any], own: dict[str, Any], *, phase: str) -> View:
-    return View(**{**common, **own}, phase=phase)
-
-
-def _of_each(leaf: Tensor) -> Tensor:
-    """Return a leaf with memory of every client's own, where all clients start with the same one."""
-    return leaf.clone() if any(n > 1 and s == 0 for n, s in zip(leaf.shape, leaf.stride(), strict=True)) else leaf
-
-
-def _lift(active: Tensor, like: Tensor) -> Tensor:
-    return active.reshape(-1, *[1] * (like.dim() - 1))
-
-
-def _on_device(groups: Sequence[tuple[NDArray[np.int64], ...]], device: torch.device) -> Iterator[tuple[Tensor, ...]]:
-    """Return indices as tensors: one way to the device for all of them."""
-    sizes = [len(index) for group in groups for index in group]
-    together = torch.from_numpy(np.concatenate([index for group in groups for index in group])).to(device)
-    parts = iter(torch.split(together, sizes))
-    return (tuple(islice(parts, len(group))) for group in groups)
+        self.limit.halve(lanes)
+        return []

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedcore.engine import serial, stacked
+from fedcore.engine import lane_group, serial
 from fedcore.engine.compiled import Compiler, can_compile, is_worthwhile, unrolled
 from fedcore.engine.executors import compiles, remarks
 from fedcore.engine.observed import Observed
@@ -24,7 +24,7 @@ def test_there_is_a_compiler_here():
 @pytest.mark.parametrize("executor", ["serial", "stacked"])
 def test_compiled_steps_agree(executor, monkeypatch):
     """Ragged clients, short last batches, momentum and weight decay; 3 steps a call and single ones."""
-    for module in (serial, stacked):
+    for module in (serial, lane_group):
         monkeypatch.setattr(module, "unrolled", lambda num_params, rows: 3)
     settings = {"rounds": 2, "momentum": 0.5, "weight_decay": 0.01, "executor": executor}
     plain, compiled, compiler = _both(**settings)

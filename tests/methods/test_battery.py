@@ -9,7 +9,7 @@ import torch
 
 from fedcore import discovery
 from fedcore.config import ConfigError
-from fedcore.engine import serial, stacked
+from fedcore.engine import lane_group, serial
 from fedcore.engine.checkpoint import Checkpoint
 from fedcore.engine.export import model_bytes, personal_bytes
 from fedcore.engine.forked import ForkedExecutor
@@ -78,11 +78,11 @@ def test_processes_change_nothing(name):
 @EVERY
 def test_compiled_steps_agree(name, executor, monkeypatch):
     """Two steps a call, and single ones for what remains; whatever cannot be compiled has to be expected."""
-    for module in (serial, stacked):
+    for module in (serial, lane_group):
         monkeypatch.setattr(module, "unrolled", lambda num_params, rows: 2)
     one, other = (_work(name, executor=executor, compile=compile) for compile in ("never", "always"))
     one.run(), other.run()
-    assert dict(other.executor.uncompiled) == {}
+    assert other.executor.remarks == []
     assert toys.distance(one.progress.server.params, other.progress.server.params) < 1e-9
     for client in one.progress.store.clients:
         mine, same = (flatten(work.progress.store.get(client)) for work in (one, other))
