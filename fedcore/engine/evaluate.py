@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedcore.compose import Composition
 from fedcore.data.federation import Federation
-from fedcore.engine.local import Examples
+from fedcore.engine.local import Examples, Outcome
+from fedcore.engine.stacked_scores import score_rows
 from fedcore.metrics.accuracy import Scores
 from fedcore.models.net import Net
+from fedcore.trees import num_bytes
 from fedcore.types import Params, cross_entropy
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("val", "test")
+_TOGETHER = 64  # clients' own models that are scored at a time
+_BYTES = 2**28  # of all of them
+_BYTES_ON_CPU = 2**22  # what stays in its caches
 _CHUNK = 512  # rows per forward pass; fixed, so that results do not depend on memory
 
 
@@ -26,10 +33,14 @@ class Scorer:
     """Scores models: forward passes in evaluation mode, nothing else.
 
     Rows go through the model in chunks of a fixed size, `workers` of them at a time; results do not depend on that.
+    Clients' own models are scored many at a time; large ones, and those that convolve, one by one on a CPU.
     """
 
     def __init__(self, composition: Composition, net: Net, examples: Examples, federation: Federation, workers: int):
         self.workers = workers
+        on_cpu = examples.device.type == "cpu"
+        self._together = 1 if on_cpu and net.has_convolutions else _TOGETHER
+        self._bytes = _BYTES_ON_CPU if on_cpu else _BYTES
         self.composition = composition
         self.net = net
         self.examples = examples
@@ -40,21 +51,43 @@ class Scorer:
         sizes = self.federation.sizes(split)[np.asarray(clients, np.int64)]
         return self._score(params, buffers, self.federation.rows_of(clients, split), sizes)
 
-    def own(self, params: Params, buffers: Params, client: int) -> dict[Split, Scores]:
-        """Score one client's own model on its own splits."""
-        rows = [self.federation.rows(client, split) for split in SPLITS]
-        both = self._score(params, buffers, np.concatenate(rows), np.array([len(r) for r in rows], np.int64))
-        return {split: both.take(slice(i, i + 1)) for i, split in enumerate(SPLITS)}
+    def own(self, models: Iterable[Outcome]) -> dict[Split, Scores]:
+        """Score every client's own model on its own splits; one entry per model."""
+        queue, waiting = iter(models), list[Outcome]()
+        found: list[Scores] = []
+        while waiting or (waiting := list(islice(queue, 1))):
+            together = self._fitting(waiting[0])
+            waiting += islice(queue, max(0, together - len(waiting)))
+            some = waiting[:together]
+            try:
+                found.append(self._own(some))
+            except torch.OutOfMemoryError:
+                if len(some) == 1:
+                    raise
+                self._together = len(some) // 2
+                continue
+            del waiting[: len(some)]
+        scores = concatenate(found)
+        return {split: scores.take(slice(i, None, len(SPLITS))) for i, split in enumerate(SPLITS)}
+
+    def _fitting(self, model: Outcome) -> int:
+        """Return how many models of this size are scored at a time."""
+        size = num_bytes(model.params) + num_bytes(model.buffers)
+        return max(1, min(self._together, self._bytes // max(size, 1)))
+
+    def _own(self, models: Sequence[Outcome]) -> Scores:
+        """Score some clients' own models; their splits one after another."""
+        rows = [self.federation.rows(model.client, split) for model in models for split in SPLITS]
+        sizes = np.array([len(r) for r in rows], np.int64)
+        if len(models) == 1:
+            return self._score(models[0].params, models[0].buffers, np.concatenate(rows), sizes)
+        each = [np.concatenate(rows[begin : begin + len(SPLITS)]) for begin in range(0, len(rows), len(SPLITS))]
+        hits, loss = score_rows(self._forward, self._read, self.examples, [(m.params, m.buffers) for m in models], each)
+        return _summed(hits, loss, sizes)
 
     def _score(self, params: Params, buffers: Params, rows: NDArray[np.int64], sizes: NDArray[np.int64]) -> Scores:
         """Score one model on rows of several groups: the first ``sizes[0]`` rows, the next ``sizes[1]``, ..."""
-        hits, loss = self._rows(params, buffers, rows)
-        owner = np.repeat(np.arange(len(sizes)), sizes)
-        counted = {
-            name: np.bincount(owner, weights=each, minlength=len(sizes)).astype(np.int64) for name, each in hits.items()
-        }
-        losses = np.bincount(owner, weights=loss, minlength=len(sizes)).astype(np.float64)
-        return Scores(sizes, counted.pop(""), losses, counted)
+        return _summed(*self._rows(params, buffers, rows), sizes)
 
     @torch.no_grad()
     def probabilities(self, params: Params, buffers: Params, rows: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -106,12 +139,25 @@ class Scorer:
     def _chunk(
         self, params: Params, buffers: Params, rows: NDArray[np.int64]
     ) -> tuple[dict[str, NDArray[np.bool_]], NDArray[np.float64]]:
-        net = self.net.bind(buffers, training=False)
         x, y = self.examples.gather(rows)
-        logits = self.composition.forward(net, params, self.net.layout(x)).logits
+        hits, loss = self._read(self._forward(params, buffers, self.net.layout(x)), y)
+        return {name: each.cpu().numpy() for name, each in hits.items()}, loss.double().cpu().numpy()
+
+    def _forward(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
+        return self.composition.forward(self.net.bind(buffers, training=False), params, x).logits
+
+    def _read(self, logits: Tensor, labels: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Return by reading which labels are right, and the losses."""
         read = {"": logits.argmax(1), **self.composition.predictions(logits, self.federation.dataset.num_classes)}
-        hits = {name: (classes == y).cpu().numpy() for name, classes in read.items()}
-        return hits, cross_entropy(logits, y).double().cpu().numpy()
+        return {name: classes == labels for name, classes in read.items()}, cross_entropy(logits, labels)
+
+
+def _summed(hits: Mapping[str, NDArray[np.bool_]], loss: NDArray[np.float64], sizes: NDArray[np.int64]) -> Scores:
+    """Return the scores of groups of rows: the first ``sizes[0]`` rows, the next ``sizes[1]``, ..."""
+    owner, number = np.repeat(np.arange(len(sizes)), sizes), len(sizes)
+    counted = {n: np.bincount(owner, weights=each, minlength=number).astype(np.int64) for n, each in hits.items()}
+    losses = np.bincount(owner, weights=loss, minlength=number).astype(np.float64)
+    return Scores(sizes, counted.pop(""), losses, counted)
 
 
 def concatenate(scores: Sequence[Scores]) -> Scores:

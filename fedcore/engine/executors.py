@@ -52,7 +52,7 @@ def resolve_executor(train: Train, net: Net, device: torch.device) -> str:
     if device.type == "cuda":
         return "stacked"
     size = sum(p.numel() for p in net.initial_params.values())
-    return "stacked" if size < _SMALL and not has_convolutions(net) else "serial"
+    return "stacked" if size < _SMALL and not net.has_convolutions else "serial"
 
 
 def make_executor(
@@ -105,11 +105,6 @@ def _should_compile(train: Train, device: torch.device, federation: Federation) 
     if train.compile == "never" or device.type != "cpu":
         return False
     return train.compile == "always" or is_worthwhile(_steps(train, federation))
-
-
-def has_convolutions(net: Net) -> bool:
-    """Return whether a model convolves images or series."""
-    return any(issubclass(kind, torch.nn.Conv1d | torch.nn.Conv2d) for kind in net.module_types.values())
 
 
 def _steps(train: Train, federation: Federation) -> int:

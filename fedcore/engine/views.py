@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from fedcore.engine.evaluate import SPLITS, Scorer, Split, concatenate
@@ -69,9 +69,10 @@ def evaluate(
 def _own_scores(scorer: Scorer, models: Iterator[Outcome]) -> dict[Split, Scores]:
     """Score clients on their own models; memory of a few numbers for each."""
     parts: dict[Split, list[Scores]] = {split: [] for split in SPLITS}
-    while some := [scorer.own(o.params, o.buffers, o.client) for o in islice(models, _GROUP)]:
+    for first in models:
+        some = scorer.own(chain([first], islice(models, _GROUP - 1)))
         for split in SPLITS:
-            parts[split].append(concatenate([scores[split] for scores in some]))
+            parts[split].append(some[split])
     return {split: concatenate(scores) for split, scores in parts.items()}
 
 

@@ -115,7 +115,7 @@ class Net:
                 part.num_batches_tracked = None
         self._modules = _ThreadModules(template)
         self._training = False
-        self._has_convolutions = any(isinstance(part, nn.Conv2d) for part in module.modules())
+        self._has_images = any(isinstance(part, nn.Conv2d) for part in module.modules())
         self.buffers: Params = self.initial_buffers
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Net:
@@ -134,13 +134,18 @@ class Net:
         net._training = training
         return net
 
+    @property
+    def has_convolutions(self) -> bool:
+        """Whether it convolves images or series."""
+        return any(issubclass(kind, nn.Conv1d | nn.Conv2d) for kind in self.module_types.values())
+
     def make_modules(self) -> None:
         """Make this thread's modules now: what traces a call must not find them being made."""
         _ = self._modules.by_mode
 
     def layout(self, tensor: Tensor) -> Tensor:
         """Return images and kernels [., C, H, W] with channels innermost, where a CPU convolves them; others as is."""
-        if self._has_convolutions and tensor.dim() == 4 and tensor.device.type == "cpu":
+        if self._has_images and tensor.dim() == 4 and tensor.device.type == "cpu":
             laid_out = tensor.contiguous(memory_format=torch.channels_last)
             if tensor.shape[1] > 1:
                 return laid_out

@@ -1,0 +1,109 @@
+"""Clients' own models scored together against one by one."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedcore.engine import stacked_scores
+from fedcore.engine.evaluate import SPLITS
+from tests import toys
+from tests.engine.test_executors import MODELS
+
+COMPOSED = {
+    "local": ("local", {}),  # nothing is shared
+    "fedrep": ("fedrep", {}),  # heads of their own on one body
+    "fedavg_ft": ("fedavg_ft", {}),  # adapted before
+    "vhl": ("local", {"vhl": {"virtual_batch": 5, "variant": "naive"}}),  # other readings of the logits
+    "dbe": ("fedavg", {"dbe": {}}),  # a forward pass of its own
+}
+
+
+class _Ragged:
+    """The toy federation, of whose clients some keep no row at all, or none of a split."""
+
+    def __init__(self, federation):
+        self.dataset = federation.dataset
+        self._rows = federation.rows
+
+    def rows(self, client, split):
+        return self._rows(client, split)[: {"val": (0, 4, 0, 1, 3), "test": (1, 6, 0, 5, 0)}[split][client]]
+
+
+def _scores(work, together, *, ragged=False):
+    scorer = work.scorer
+    if ragged:
+        scorer.federation = _Ragged(work.federation)
+    scorer._together = together
+    models = work._own_models(range(5), 1, work.composition.method.adapt_phases(work.train))
+    return scorer.own(models)
+
+
+def _agree(one, other):
+    for split in SPLITS:
+        assert one[split].examples.tolist() == other[split].examples.tolist()
+        assert one[split].correct.tolist() == other[split].correct.tolist()
+        np.testing.assert_allclose(one[split].loss, other[split].loss, rtol=0, atol=1e-9)
+        assert one[split].readings.keys() == other[split].readings.keys()
+        for name, correct in one[split].readings.items():
+            assert correct.tolist() == other[split].readings[name].tolist()
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Three rows of a client at a time, and seven of all: passes of several sizes, the last ones padded."""
+    monkeypatch.setattr(stacked_scores, "_CHUNK", 3)
+    monkeypatch.setattr(stacked_scores, "_ROWS", 7)
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_together_is_one_by_one(name, small_chunks):
+    method, add = COMPOSED[name]
+    work = toys.training(toys.composition(method, add), dtype=torch.float64)
+    work.run()
+    one, other = _scores(work, 1), _scores(work, 4)
+    _agree(one, other)
+    assert len(set(one["test"].correct.tolist())) > 1
+    assert one["test"].examples.tolist() == [6] * 5
+    assert bool(one["test"].readings) == (name == "vhl")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_together_is_one_by_one_for_models_and_clients_of_every_size(model, small_chunks):
+    section, image, extra = MODELS[model]
+    fed = toys.federation(image=image)
+    work = toys.training(
+        toys.composition("local"), fed, toys.net(section, image=image), dtype=torch.float64, rounds=1, **extra
+    )
+    work.run()
+    one, other = (_scores(work, together, ragged=True) for together in (1, 5))
+    _agree(one, other)
+    assert other["val"].examples.tolist() == [0, 4, 0, 1, 3]
+    assert other["test"].examples.tolist() == [1, 6, 0, 5, 0]
+
+
+def test_models_that_do_not_fit_are_scored_fewer_at_a_time(monkeypatch):
+    work = toys.training(toys.composition("local"), dtype=torch.float64)
+    work.run()
+    whole = _scores(work, 5)
+    score, seen = stacked_scores.score_rows, []
+
+    def limited(forward, read, examples, models, rows):
+        seen.append(len(models))
+        if len(models) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return score(forward, read, examples, models, rows)
+
+    monkeypatch.setattr("fedcore.engine.evaluate.score_rows", limited)
+    _agree(whole, _scores(work, 5))
+    assert seen == [5, 2, 2]  # and the last one alone
+
+
+def test_large_and_convolving_models_go_one_by_one_on_a_cpu():
+    small = toys.training(toys.composition("local"), dtype=torch.float64)
+    assert small.scorer._fitting(next(small._own_models([0], 0, ()))) > 5
+    large = toys.net({"name": "mlp", "hidden": [1100, 1000]})
+    wide = toys.training(toys.composition("local"), model=large)
+    assert wide.scorer._fitting(next(wide._own_models([0], 0, ()))) == 1
+    section, image, _ = MODELS["cnn"]
+    work = toys.training(toys.composition("local"), toys.federation(image=True), toys.net(section, image=image))
+    assert work.scorer._fitting(next(work._own_models([0], 0, ()))) == 1
