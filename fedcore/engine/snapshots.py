@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedcore.engine.evaluate import Scorer, concatenate
+from fedcore.engine.evaluate import Scorer
+from fedcore.engine.local import Outcome
 from fedcore.engine.server import Server
 from fedcore.engine.store import ClientStore
 from fedcore.trees import Tree, accumulate, tree_map
@@ -111,8 +112,8 @@ def snapshot_metrics(
         says more than the models will keep; the paper's figures are of this kind (Liang et al., 2019).
     """
     names = {"params": list(server.params), "buffers": list(server.buffers)}
-    scores = [
-        scorer.own(personal(model["params"]), model["buffers"], client)["test"]
+    models = (
+        Outcome(client, personal(model["params"]), model["buffers"], {}, {}, torch.zeros(()), 0)
         for client, model in enumerate(snapshots.models(names))
-    ]
-    return {f"best_on_test/test/{name}": value for name, value in concatenate(scores).spread().items()}
+    )
+    return {f"best_on_test/test/{name}": value for name, value in scorer.own(models)["test"].spread().items()}
