@@ -12,6 +12,8 @@ from benchmarks.plan import plan_round
 from benchmarks.reference import plain_module
 from benchmarks.workloads import Workload
 from fedcore.config import Train
+from fedcore.engine.lanes import enough_lanes
+from fedcore.engine.lanes import plan as place
 from fedcore.trees import count
 
 
@@ -25,6 +27,8 @@ class Work(NamedTuple):
         Of the federation, and of one round.
     steps, longest : int
         Local steps of all clients together, and of the one with the most.
+    lanes, lane_steps : int
+        Lanes on which they take about as long as the longest alone, and the steps of all those lanes: idle ones too.
     examples : int
         Examples trained on, as often as they are seen.
     tested : int
@@ -38,6 +42,8 @@ class Work(NamedTuple):
     cohort: int
     steps: int
     longest: int
+    lanes: int
+    lane_steps: int
     examples: int
     tested: int
     train_gflop: float
@@ -52,7 +58,8 @@ class Work(NamedTuple):
         """Return one line for people."""
         return (
             f"{self.parameters:,} parameters; {self.cohort} of {self.clients:,} clients a round,"
-            f" {self.steps:,} local steps (longest client {self.longest}), {self.examples:,} examples,"
+            f" {self.steps:,} local steps (longest client {self.longest};"
+            f" on {self.lanes} lanes {self.lane_steps:,}), {self.examples:,} examples,"
             f" {self.train_gflop:.4g} GFLOP;"
             f" {self.tested:,} tested, {self.evaluate_gflop:.3g} GFLOP"
         )
@@ -63,14 +70,18 @@ def count_work(workload: Workload, train: Train, seed: int = 0, round: int = 0) 
     federation = workload.federation
     plans = plan_round(train, federation, seed, round)
     examples = sum(plan.examples for plan in plans)
+    steps = [len(plan.batches) for plan in plans]
+    lanes = enough_lanes(steps)
     tested = int(federation.sizes("test")[: federation.num_clients].sum())
     forward, both = _flop_per_example(workload)
     return Work(
         parameters=count(dict(plain_module(workload).named_parameters())),
         clients=federation.num_clients,
         cohort=len(plans),
-        steps=sum(len(plan.batches) for plan in plans),
-        longest=max(len(plan.batches) for plan in plans),
+        steps=sum(steps),
+        longest=max(steps),
+        lanes=lanes,
+        lane_steps=lanes * place(steps, lanes).length,
         examples=examples,
         tested=tested,
         train_gflop=examples * both / 1e9,

@@ -21,6 +21,7 @@ def test_w1_is_9000_examples_in_908_steps(whole: dict[str, Workload]) -> None:
     work = count_work(whole["w1"], make_train(whole["w1"]))
     assert (work.parameters, work.clients, work.cohort) == (582_026, 20, 20)
     assert (work.steps, work.longest, work.examples, work.tested) == (908, 137, 8_993, 3_007)
+    assert (work.lanes, work.lane_steps) == (7, 7 * 137)
     sizes = whole["w1"].federation.num_examples
     assert (sizes.min(), sizes.max()) == (58, 1363)
     # Forwards: two operations per weight and place. Backwards: twice that, half of it in the first layer.

@@ -21,12 +21,12 @@ def test_there_is_a_compiler_here():
     assert can_compile()
 
 
-@pytest.mark.parametrize("executor", ["serial", "stacked"])
-def test_compiled_steps_agree(executor, monkeypatch):
+@pytest.mark.parametrize(("executor", "lanes"), [("serial", None), ("stacked", None), ("stacked", 2)])
+def test_compiled_steps_agree(executor, lanes, monkeypatch):
     """Ragged clients, short last batches, momentum and weight decay; 3 steps a call and single ones."""
     for module in (serial, lane_group):
         monkeypatch.setattr(module, "unrolled", lambda num_params, rows: 3)
-    settings = {"rounds": 2, "momentum": 0.5, "weight_decay": 0.01, "executor": executor}
+    settings = {"rounds": 2, "momentum": 0.5, "weight_decay": 0.01, "executor": executor, "block_size": lanes}
     plain, compiled, compiler = _both(**settings)
     assert compiler.reasons == {}
     assert 0 < toys.distance(plain.server.params, compiled.server.params) < 1e-6

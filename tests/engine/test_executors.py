@@ -8,6 +8,7 @@ import torch
 
 from fedcore.engine.gradients import by_autograd
 from fedcore.engine.local import Examples
+from fedcore.trees import flatten
 from tests import toys
 
 MODELS = {
@@ -45,6 +46,29 @@ def test_block_size_changes_last_digits_only(block_size):
     one = toys.run(executor="stacked", dtype=torch.float64, rounds=1)
     other = toys.run(executor="stacked", dtype=torch.float64, rounds=1, block_size=block_size)
     assert toys.distance(one.server.params, other.server.params) < 1e-10
+
+
+@pytest.mark.parametrize("lanes", [2, 3])
+@pytest.mark.parametrize("method", ["fedavg", "fedrep"])
+def test_a_lane_forgets_its_last_client(method, lanes):
+    """Kept momentum, rates of their own, and two phases, of clients that follow others on their lanes."""
+    settings = {
+        "rounds": 4,
+        "participation": 0.8,
+        "momentum": 0.9,
+        "momentum_state": "kept",
+        "lr_decay": 0.7,
+        "lr_decay_by": "participation",
+        "dtype": torch.float64,
+    }
+    composed = toys.composition(method)
+    one = toys.run(composed, **settings)
+    other = toys.run(composed, executor="stacked", block_size=lanes, **settings)
+    assert toys.distance(one.server.params, other.server.params) < 1e-10
+    for client in one.store.clients:
+        assert toys.distance(flatten(one.store.get(client)), flatten(other.store.get(client))) < 1e-10
+    losses = [[row["train/loss"] for row in progress.history] for progress in (one, other)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
 def test_workers_change_nothing():
