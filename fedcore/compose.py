@@ -72,6 +72,10 @@ class Composition:
             return in_turn and owner.is_trained(net, name, phase.name)
         return phase.owner is None and self.method.is_trained(net, name, phase.name)
 
+    def plain_names(self, net: Net) -> frozenset[str]:
+        """Return which parameters of add-ons learn by plain SGD; see `Addon.is_plain`."""
+        return frozenset(name for name, addon in self._owners(net).items() if addon.is_plain(name))
+
     @property
     def needs(self) -> frozenset[str]:
         """Names of the resources the parts use."""

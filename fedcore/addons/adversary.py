@@ -34,6 +34,7 @@ class Adversary(Addon):
     Phase 2:    the method's local training, r constant, of F_i(y) plus
                 negative:   - mean_B mean_j strength_j * BCE(s_j, p_j)      (the paper's)
                 confusion:  + mean_B mean_j strength_j * (BCE(s_j, 1/2) - log 2)
+                flip:       + mean_B mean_j strength_j * BCE(s_j, 1 - p_j)
 
     Parameters
     ----------
@@ -49,9 +50,9 @@ class Adversary(Addon):
         Epochs of phase 1 in every round, besides the method's own.
     rate : float, > 0, default 1.0
         Factor on the learning rate of phase 1.
-    objective : {"negative", "confusion"}
+    objective : {"negative", "confusion", "flip"}
         "negative" has no lower bound: a body can win without end against an r that does not keep up, most of all at
-        high strengths. "confusion" pulls r's outputs to 1/2 and is never negative.
+        high strengths. "confusion" pulls r's outputs to 1/2, "flip" to the other value; they are never negative.
 
     Costs       adversary_epochs more epochs of forward passes per round, with a backward pass through r alone. r per
                 client in the store or, shared, each way per round.
@@ -70,7 +71,7 @@ class Adversary(Addon):
     shared: bool = False
     adversary_epochs: Annotated[int, Field(ge=1)] = 1
     rate: Annotated[float, Field(gt=0)] = 1.0
-    objective: Literal["negative", "confusion"] = "negative"
+    objective: Literal["negative", "confusion", "flip"] = "negative"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "clean": {},
         "paper": {"rate": 30.0, "train": {"batch_size": 32, "lr": 0.1, "local_steps": 1}},
@@ -118,6 +119,8 @@ class Adversary(Addon):
         logits = _logits(constant, output.features)
         if self.objective == "confusion":
             terms = _cross_entropies(logits, torch.full_like(batch.protected, 0.5)) - math.log(2)
+        elif self.objective == "flip":
+            terms = _cross_entropies(logits, 1 - batch.protected)
         else:
             terms = -_cross_entropies(logits, batch.protected)
         return (batch.mean(terms) * terms.new_tensor(self.strengths)).mean(), state

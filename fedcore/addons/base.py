@@ -61,6 +61,13 @@ class Addon:
         """Return whether this one of its extra parameters learns in this phase."""
         return True
 
+    def is_plain(self, name: str) -> bool:
+        """Return whether this one of its extra parameters learns by plain SGD at the first round's rate.
+
+        Momentum, weight decay and the decay of the learning rate then leave it alone.
+        """
+        return False
+
     def phases(self, train: Train) -> tuple[Phase, ...]:
         """Return phases of its own before the method's, in which its extra parameters alone learn."""
         return ()

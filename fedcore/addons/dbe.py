@@ -45,6 +45,9 @@ class Dbe(Addon):
     init_mean : {"last_batch", "full_pass"}
         A client's mean in the set-up round: the last moving mean, as in the code (the last batch's with ``momentum``
         1); or over all its examples under the trained weights, in evaluation mode, as in the paper's text.
+    bias_optimiser : {"common", "plain"}
+        b_i follows the training section like the model, or plain SGD at train.lr, without momentum, weight decay and
+        decay of the rate, as in the code. The same where the section has none of these.
     noise, noise_std : float, >= 0, default 0.0, 1.0
         q and s: every client changes its set-up mean by e ~ N(0, s^2), one draw per element, before it is sent.
     noise_form : {"add", "mix"}
@@ -59,8 +62,8 @@ class Dbe(Addon):
 
     Costs       D scalars up once and down with every model; D scalars per client in the store.
     Differs     from the released code: nothing in the default setting (its running means are not bias-corrected,
-                only the current batch carries gradient, all as here). b_i gets no weight decay there; here it follows
-                the training section's. It drops a last batch that is not full, as preset ``paper`` does.
+                only the current batch carries gradient, all as here) but, with weight decay, momentum or a decaying
+                rate, in `bias_optimiser`. It drops a last batch that is not full, as preset ``paper`` does.
     Source      Zhang et al., NeurIPS 2023, eq. 5-8. https://arxiv.org/abs/2311.14975
     """
 
@@ -69,13 +72,14 @@ class Dbe(Addon):
     prbm: bool = True
     layer: str | None = None
     init_mean: Literal["last_batch", "full_pass"] = "last_batch"
+    bias_optimiser: Literal["common", "plain"] = "common"
     noise: Annotated[float, Field(ge=0)] = 0.0
     noise_std: Annotated[float, Field(ge=0)] = 1.0
     noise_form: Literal["add", "mix"] = "add"
     setup_rounds: ClassVar[int] = 1
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "clean": {},
-        "paper": {"train": {"last_batch": "drop", "batch_size": 10, "lr": 0.005}},
+        "paper": {"bias_optimiser": "plain", "train": {"last_batch": "drop", "batch_size": 10, "lr": 0.005}},
     }
 
     @property
@@ -98,6 +102,10 @@ class Dbe(Addon):
     def is_shared(self, net: Net, name: str) -> bool:
         """Keep b_i with the client."""
         return False
+
+    def is_plain(self, name: str) -> bool:
+        """Let b_i have an optimiser of its own, if asked to."""
+        return self.bias_optimiser == "plain"
 
     def init_server(self, net: Net, params: Params, population: Population) -> State:
         """Start the consensus mean at zero."""

@@ -109,6 +109,8 @@ class LocalTraining:
         self.net = net
         self.train = train
         self._augmentation = augmentation
+        self.plain = composition.plain_names(net)
+        self.plain_train = train.model_copy(update={"momentum": 0.0, "weight_decay": 0.0})
         self._learning: dict[Phase, Learning] = {}  # by phase: clients do not differ in it
 
     @property
@@ -223,7 +225,11 @@ class _Local:
         return gradient, self.state["method"]
 
     def descend(self, params: Params, gradient: Params) -> Params:
-        new, self.momentum = descend(params, gradient, self.momentum, self._view.lr, self._training.train)
+        training = self._training
+        if own := {n: g for n, g in gradient.items() if n in training.plain}:
+            gradient = {n: g for n, g in gradient.items() if n not in own}
+            params, _ = descend(params, own, {}, training.train.lr, training.plain_train)
+        new, self.momentum = descend(params, gradient, self.momentum, self._view.lr, training.train)
         return new
 
 

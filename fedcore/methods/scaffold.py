@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -19,12 +19,14 @@ class Scaffold(Method):
 
     Local step:    y <- y - lr * (g_i(y) + c - c_i)
     After K steps: c_i <- c_i - c + (x - y) / (K * lr)
-    Server:        x <- x + eta_g * mean(dy);  c <- c + (cohort / N) * mean(dc)
+    Server:        x <- x + eta_g * mean(dy);  c <- c + s * mean(dc),  s = cohort / N
 
     Parameters
     ----------
     global_step : float, > 0, default 1.0
         eta_g.
+    control_step : {"share", "whole"}
+        s: the cohort's share of the clients, so that c stays the mean of all c_i; or 1, as in VHL's code.
 
     State
     -----
@@ -39,6 +41,7 @@ class Scaffold(Method):
     """
 
     global_step: Annotated[float, Field(gt=0)] = 1.0
+    control_step: Literal["share", "whole"] = "share"
     weighting: ClassVar[str | None] = "uniform"
 
     def init_server(self, net: Net, params: Params, population: Population) -> State:
@@ -67,7 +70,8 @@ class Scaffold(Method):
 
     def aggregate(self, shared: Params, server: State, mean: State, cohort: Cohort) -> tuple[Params, State]:
         """Move x by the mean delta, c by the cohort's share of the mean change."""
-        return add(shared, mean["delta"], self.global_step), {"c": add(server["c"], mean["dc"], cohort.share)}
+        step = cohort.share if self.control_step == "share" else 1.0
+        return add(shared, mean["delta"], self.global_step), {"c": add(server["c"], mean["dc"], step)}
 
     def _controlled(self, net: Net, params: Params) -> Params:
         return {n: p for n, p in params.items() if n in net.initial_params and n not in net.stays_local}

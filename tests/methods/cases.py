@@ -79,6 +79,7 @@ COMBINATIONS["lg_fedavg+sequential"] = Case(
 COMBINATIONS["lg_fedavg+adversary"] = Case(
     "lg_fedavg", {"adversary": {"strength": 0.2, "shared": True}}, METHODS["lg_fedavg"].settings
 )
+COMBINATIONS["dbe+plain"] = Case(add={"dbe": {**ADDONS["dbe"].add["dbe"], "bias_optimiser": "plain"}})
 COMBINATIONS["lg_fedavg+dbe"] = Case("lg_fedavg", ADDONS["dbe"].add, {"update": "sequential"})
 COMBINATIONS["adversary+dbe"] = Case(
     add={"adversary": {"strength": 0.2, "objective": "confusion"}, **ADDONS["dbe"].add}

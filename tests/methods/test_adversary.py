@@ -29,6 +29,9 @@ def says(w, z):
 
 def hides(w, z, p, strengths, objective):
     r = says(w, z)
+    if objective == "flip":
+        flipped = binary_cross_entropy(1 - r, p, reduction="none").mean(0)
+        return (flipped * torch.tensor(strengths, dtype=torch.float64)).mean()
     aim = torch.full_like(p, 0.5) if objective == "confusion" else p
     terms = binary_cross_entropy(r, aim, reduction="none").mean(0) * torch.tensor(strengths, dtype=torch.float64)
     return (terms - math.log(2) * torch.tensor(strengths)).mean() if objective == "confusion" else -terms.mean()
@@ -65,6 +68,7 @@ CASES = {
     "the paper's": {"strength": 2.0},
     "by attribute": {"strength": [0.3, 1.7], "rate": 3.0, "adversary_epochs": 2},
     "confusion": {"strength": [1.5, 0.2], "objective": "confusion"},
+    "flip": {"strength": [1.5, 0.2], "objective": "flip"},
     "averaged": {"strength": 1.0, "shared": True},
 }
 
@@ -208,6 +212,10 @@ def test_golden_penalties():
     assert _penalty(confusion, [2.0, 0.0], both) == pytest.approx(3 * 0.433781 / 2, abs=1e-5)
     assert _penalty(confusion, [-2.0, 0.0], both) == pytest.approx(3 * 0.433781 / 2, abs=1e-5)
     assert _penalty(confusion, [0.0, 0.0], both) == pytest.approx(0, abs=1e-6)
+    # Against the other value: BCE(2, 1) of the row that has 0, BCE(2, 0) of the other; log 2 at 0.
+    flip = Adversary(hidden=(), strength=(3.0, 5.0), objective="flip")
+    assert _penalty(flip, [2.0, 0.0], [[1.0, 0.0]]) == pytest.approx((3 * 2.126928 + 5 * 0.693147) / 2, abs=1e-5)
+    assert _penalty(flip, [2.0, 0.0], [[0.0, 0.0]]) == pytest.approx((3 * 0.126928 + 5 * 0.693147) / 2, abs=1e-5)
     # In its own phase there are no strengths, in set-up rounds no term.
     rated = Adversary(hidden=(), strength=(3.0, 5.0), rate=10.0)
     assert _penalty(rated, [2.0, 0.0], both, "adversary") == pytest.approx(10 * (1.126928 + 0.693147) / 2, abs=1e-5)
@@ -274,7 +282,7 @@ def test_what_cannot_be_is_refused_by_name():
     with pytest.raises(ValueError, match=r"add\.adversary\.strength: 3 numbers for 2 protected attributes"):
         _composed(strength=[1.0, 2.0, 3.0]).check(work.net, work.train)
     _composed(strength=[1.0, 2.0, 3.0], attributes=3).check(work.net, work.train)
-    for settings in ({"strength": -1.0}, {"attributes": 0}, {"rate": 0.0}, {"objective": "flip"}, {"hidden": [0]}):
+    for settings in ({"strength": -1.0}, {"attributes": 0}, {"rate": 0.0}, {"objective": "fool"}, {"hidden": [0]}):
         (name,) = settings
         with pytest.raises(ValueError, match=rf"methods\.toy\.add\.adversary\.{name}"):
             toys.composition(add={"adversary": settings})

@@ -16,19 +16,43 @@ EXECUTORS = ["serial", "stacked"]
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize(("momentum", "init_mean"), [(1.0, "last_batch"), (0.3, "last_batch"), (0.3, "full_pass")])
 def test_equals_plain_loops(executor, momentum, init_mean):
-    kappa = 5.0
+    check_against_plain_loops(executor, momentum, init_mean, {}, "common")
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("optimiser", ["common", "plain"])
+def test_the_bias_can_have_an_optimiser_of_its_own(executor, optimiser):
+    """Without momentum, weight decay and decay of the rate; or with all three, as the model."""
+    train = {"momentum": 0.5, "weight_decay": 0.1, "lr_decay": 0.5}
+    check_against_plain_loops(executor, 1.0, "last_batch", train, optimiser)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_where_the_section_is_plain_both_optimisers_are_one(executor):
+    common, plain = (
+        toys.run(toys.composition(add={"dbe": {"bias_optimiser": o}}), executor=executor) for o in ("common", "plain")
+    )
+    assert toys.equal(common.server.params, plain.server.params)
+    assert all(toys.equal(common.store.get(i)["params"], plain.store.get(i)["params"]) for i in range(5))
+
+
+def check_against_plain_loops(executor, momentum, init_mean, train, optimiser):
+    kappa, own = 5.0, {"momentum": momentum, "init_mean": init_mean, "bias_optimiser": optimiser}
     work = toys.training(
-        toys.composition(add={"dbe": {"kappa": kappa, "momentum": momentum, "init_mean": init_mean}}),
+        toys.composition(add={"dbe": {"kappa": kappa, **own}}),
         participation=0.6,
         executor=executor,
         dtype=torch.float64,
+        **train,
     )
+    rho, decay = train.get("momentum", 0.0), train.get("weight_decay", 0.0)
     x = {n: p.clone() for n, p in work.initial.items() if n != "dbe.bias"}
     bias = [torch.zeros(6, dtype=torch.float64) for _ in range(5)]
     consensus = None
 
     def local(i, round):
         w, b, running = twins.leaves(x), bias[i].clone().requires_grad_(), torch.zeros(6, dtype=torch.float64)
+        lr, v = 0.1 * train.get("lr_decay", 1.0) ** max(round, 0), dict.fromkeys([*x, "b"], 0.0)
         for inputs, labels in twins.batches(work, i, round):
             z = twins.features(w, inputs)
             running = (1 - momentum) * running + momentum * z.mean(0)
@@ -36,8 +60,9 @@ def test_equals_plain_loops(executor, momentum, init_mean):
             if consensus is not None:
                 loss = loss + kappa * torch.mean(0.5 * (running - consensus) ** 2)
             g = twins.slopes(loss, {**w, "b": b})
-            w = twins.leaves({n: w[n] - 0.1 * g[n] for n in w})
-            b = (b - 0.1 * g["b"]).detach().requires_grad_()
+            v = {n: rho * v[n] + g[n] + decay * (b if n == "b" else w[n]).detach() for n in v}
+            w = twins.leaves({n: w[n] - lr * v[n] for n in w})
+            b = (b - (0.1 * g["b"] if optimiser == "plain" else lr * v["b"])).detach().requires_grad_()
             running = running.detach()
         if consensus is None and init_mean == "full_pass":
             inputs, _ = work.examples.gather(work.federation.rows(i, "train"))

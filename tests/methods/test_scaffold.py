@@ -11,10 +11,10 @@ EXECUTORS = ["serial", "stacked"]
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_equals_the_papers_algorithm(executor):
-    work = toys.training(
-        toys.composition("scaffold", global_step=0.8), participation=0.6, executor=executor, dtype=torch.float64
-    )
+@pytest.mark.parametrize(("control_step", "clients_per_step"), [("share", 5), ("whole", 3)])
+def test_equals_the_papers_algorithm(executor, control_step, clients_per_step):
+    composed = toys.composition("scaffold", global_step=0.8, control_step=control_step)
+    work = toys.training(composed, participation=0.6, executor=executor, dtype=torch.float64)
     lr, x = 0.1, {n: p.clone() for n, p in work.initial.items()}
     c = {n: torch.zeros_like(p) for n, p in x.items()}
     own = [{n: torch.zeros_like(p) for n, p in x.items()} for _ in range(5)]
@@ -32,7 +32,7 @@ def test_equals_the_papers_algorithm(executor):
             dcs.append({n: new[n] - own[i][n] for n in x})
             own[i] = new
         x = {n: x[n] + 0.8 * sum(d[n] for d in dys) / len(clients) for n in x}
-        c = {n: c[n] + sum(d[n] for d in dcs) / 5 for n in x}
+        c = {n: c[n] + sum(d[n] for d in dcs) / clients_per_step for n in x}
     progress = work.run()
     assert toys.distance(progress.server.params, x) < 1e-10
     assert toys.distance(progress.server.state["method"]["c"], c) < 1e-10
