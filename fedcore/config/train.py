@@ -59,6 +59,9 @@ class Train(Section):
     # After the rounds above, the clients that were never trained on join for so many more.
     newcomer_rounds: Annotated[int, Field(ge=0)] = 0
     newcomer_participation: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of the other clients in each of those
+    # What they start with of what stays with clients: the server's last values of it, the mean over the other clients,
+    # or the initial values.
+    newcomer_start: Literal["server", "mean", "initial"] = "server"
     augment: Augment = Augment()
     checkpoint_every: Count = 10
     executor: Literal["auto", "serial", "stacked", "ray"] = "auto"

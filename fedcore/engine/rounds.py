@@ -28,7 +28,7 @@ from fedcore.engine.optim import learning_rate, step_mass
 from fedcore.engine.progress import Progress, resume, save
 from fedcore.engine.schedule import schedule
 from fedcore.engine.server import Reduction, Server
-from fedcore.engine.store import ClientStore
+from fedcore.engine.store import ClientStore, first_tree
 from fedcore.engine.views import Evaluation, evaluate
 from fedcore.methods.base import Phase
 from fedcore.models.net import Net
@@ -109,6 +109,8 @@ class Training:
         for round in range(progress.next_round, total):
             began = time.perf_counter()
             progress.restage(self.composition, self.net, round)
+            if round == self.train.rounds and self.train.newcomer_start != "server":
+                self._welcome()
             metrics = {"train/loss": self._train_round(round)}
             trained = time.perf_counter()
             done = round + 1
@@ -160,6 +162,15 @@ class Training:
                 " or the method's strengths"
             )
         return loss / steps
+
+    def _welcome(self) -> None:
+        """Give the newcomers what they start with of what stays with clients."""
+        trained, store = self.federation.num_clients, self.progress.store
+        initial = {"params": self.initial, "buffers": self.net.initial_buffers}
+        others = None if self.train.newcomer_start == "initial" else range(trained)
+        tree = first_tree(store, initial, others)
+        for client in range(trained, self.federation.num_total):
+            store.put(client, tree)
 
     def _cohort(self, round: int) -> Cohort:
         method = self.composition.method

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
-from fedcore.trees import Tree, flatten, leaves, tree_map, unflatten
+from fedcore.trees import Tree, accumulate, flatten, leaves, tree_map, unflatten
 
 
 class ClientStore:
@@ -84,6 +84,27 @@ class ClientStore:
             client, path = key.split("/", 1)
             by_client.setdefault(int(client), {})[path] = leaf
         self._trees = {c: grown(flat, self.initial["state"]) for c, flat in sorted(by_client.items())}
+
+
+def first_tree(store: ClientStore, initial: Mapping[str, Mapping[str, Tensor]], others: Sequence[int] | None) -> Tree:
+    """Return what a client that joins late starts with, of what stays with clients; its state is the initial one.
+
+    Parameters
+    ----------
+    initial : ``params`` and ``buffers``
+        Of the whole model before the first round.
+    others : sequence of int, or None
+        The clients whose uniform mean it is; None: the initial values.
+    """
+    own: Tree = {group: store.initial[group] for group in ("params", "buffers")}
+    if others is None:
+        return {**{g: {n: initial[g][n] for n in tree} for g, tree in own.items()}, "state": store.initial["state"]}
+    mean: Tree | None = None
+    for client in others:
+        tree = store.get(client)
+        mean = accumulate(mean, {group: tree[group] for group in own}, 1 / len(others))
+    assert mean is not None
+    return {**mean, "state": store.initial["state"]}
 
 
 def grown(flat: Mapping[str, Tensor], state: Tree) -> Tree:

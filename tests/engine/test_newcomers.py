@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedcore.engine.checkpoint import Checkpoint
 from fedcore.engine.ensemble import ensemble
 from fedcore.engine.local import Outcome
 from tests import toys
+from tests.engine.test_resume import assert_resumes
 
 EXECUTORS = ["serial", "stacked"]
 
@@ -39,6 +41,36 @@ def test_newcomers_learn_and_are_scored_apart(method):
             progress.store.get(0)["params"]["body.1.weight"], earlier.store.get(0)["params"]["body.1.weight"]
         )
         assert not torch.equal(progress.server.params["head.weight"], earlier.server.params["head.weight"])
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_newcomers_start_with_a_representation_of_the_servers_of_the_others_or_a_new_one(stage):
+    """LG-FedAvg's body: the server's last one is stage 1's, or the initial one where there was no stage 1."""
+    fed, name = toys.federation(unseen=1), "body.1.weight"
+    settings = {"rounds": 3, "participation": 0.67, "dtype": torch.float64}
+    started, after = {}, {}
+    for start in ("server", "mean", "initial"):
+        composed = toys.composition("lg_fedavg", fedavg_rounds=stage)
+        work = toys.training(composed, fed, newcomer_start=start, **settings)
+        store = work.run().store
+        if start != "server":
+            work._welcome()
+        started[start] = store.get(4)["params"][name]
+        joined = toys.run(composed, fed, newcomer_start=start, newcomer_rounds=1, **settings)
+        after[start] = joined.store.get(4)["params"][name]
+    server = toys.run(None, fed, weighting="uniform", **{**settings, "rounds": 1}).server.params[name]
+    mean = sum(store.get(i)["params"][name] for i in range(4)) / 4
+    torch.testing.assert_close(started["server"], server if stage else work.initial[name], rtol=0, atol=1e-12)
+    torch.testing.assert_close(started["mean"], mean, rtol=0, atol=1e-12)
+    assert torch.equal(started["initial"], work.initial[name])
+    assert not torch.equal(after["mean"], after["server"])  # it is what they learn from
+    assert torch.equal(after["initial"], after["server"]) == (stage == 0)
+
+
+def test_what_newcomers_start_with_survives_an_interruption(tmp_path):
+    fed, checkpoint = toys.federation(unseen=1), Checkpoint(tmp_path / "run.safetensors", "key")
+    settings = {"rounds": 3, "newcomer_rounds": 4, "newcomer_start": "mean", "checkpoint_every": 2}
+    assert_resumes(lambda: toys.training(toys.composition("lg_fedavg"), fed, **settings), checkpoint)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
