@@ -21,7 +21,8 @@ def summarise(history: Sequence[Row], num_parameters: int) -> dict[str, float]:
 
     Plain keys are the last round's. ``selected/<view>/...`` is the round with the best validation accuracy of that
     view (the last round where there are no validation examples). ``best/<view>/...`` and ``top5/<view>/...`` are
-    chosen on the test split, as the papers do, and are labelled so by their names.
+    chosen on the test split, as the papers do, and are labelled so by their names. So are the means over clients,
+    ``best/personal/test/client_mean`` and ``best/best_on_test/test/client_mean`` (see `fedcore.engine.snapshots`).
     """
     last = history[-1]
     summary: dict[str, float] = {**last, "model/parameters": num_parameters}
