@@ -11,6 +11,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DEFAULT_URL = "http://127.0.0.1:4200/api"
+BUSY_SECONDS = 60.0
 
 
 def api_url() -> str:
@@ -48,7 +49,8 @@ def is_healthy(url: str, timeout: float = 2.0) -> bool:
 @contextlib.contextmanager
 def with_or_without_server() -> Iterator[None]:
     """Use the configured server if it answers, else a temporary one for this process."""
-    if is_healthy(api_url()):
+    # Where nobody listens the answer comes at once; a server on a busy machine is given time.
+    if is_healthy(api_url(), timeout=BUSY_SECONDS):
         yield
         return
     with temporary_settings({PREFECT_API_URL: None}):
