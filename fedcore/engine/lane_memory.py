@@ -57,7 +57,7 @@ class LaneLimit:
     def estimate(self, free: int, lane: int, client: int) -> None:
         """Choose the most lanes that fit into `free` bytes, of `lane` bytes each, and `client` for each one planned."""
         budget = int(_SHARE * free)
-        fitting = (n for n in range(_MOST, 0, -1) if n * lane + min(group_size(n), _MOST) * client <= budget)
+        fitting = (n for n in range(_MOST, 0, -1) if n * lane + group_size(n) * client <= budget)
         most = next(fitting, 1)
         self._most = None if most == _MOST else most
 
@@ -69,7 +69,7 @@ class LaneLimit:
 
 def group_size(lanes: int) -> int:
     """Return how many clients are planned at once for so many lanes; on a single one nobody need wait."""
-    return 1 if lanes == 1 else _WAITING * lanes
+    return 1 if lanes == 1 else max(lanes, min(_WAITING * lanes, _MOST))
 
 
 def lane_bytes(job: Job, training: LocalTraining, examples: Examples) -> tuple[int, int]:

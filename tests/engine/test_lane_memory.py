@@ -98,6 +98,12 @@ def test_plenty_of_memory_is_no_limit_and_none_is_one_lane():
     assert limit.group == group_size(1) == 1
 
 
+def test_eight_clients_a_lane_are_planned_at_once_but_no_more_than_a_thousand_or_the_lanes():
+    assert [group_size(lanes) for lanes in (1, 2, 125, 200, 3000)] == [1, 16, 1000, 1000, 3000]
+    assert LaneLimit(5).group == 40
+    assert LaneLimit().group == 1000
+
+
 def test_what_autograd_keeps_of_a_row():
     """Linear layers keep their inputs, rectifiers their outputs, the next inputs: 5, 16 and 6 numbers a row."""
     work = toys.training()
