@@ -19,6 +19,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import torch
+
 from fedcore.data.federation import Federation
 from fedcore.engine.local import Assignment, Job, Outcome
 from fedcore.engine.serial import SerialExecutor
@@ -172,6 +174,7 @@ def _serve(pipe: Connection, others: list[Connection], executor: SerialExecutor,
     ctypes.CDLL(None).prctl(_SIGNAL_WHEN_THE_PARENT_ENDS, signal.SIGKILL)  # also in the middle of a long client
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)  # first of all: threads that the parent may have had for sums are not in this process
     device = executor.examples.device
     resources: State = {}
     header, common = None, {}

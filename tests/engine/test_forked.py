@@ -166,6 +166,28 @@ def test_two_workers_are_processes_and_do_not_outlive_a_killed_training():
     assert not psutil.wait_procs(left, timeout=10)[1]
 
 
+PARALLEL = """
+import torch
+from fedcore.engine.forked import ForkedExecutor
+from fedcore.engine.serial import SerialExecutor
+from tests import toys
+torch.set_num_threads(2)
+large = toys.net({"name": "mlp", "hidden": [256, 256]})
+torch.ones(4_000_000).sum()  # starts the second thread
+work = toys.training(model=large, rounds=1)
+work.executor = ForkedExecutor(SerialExecutor(work.executor.training, work.examples), work.federation, 2)
+print(len(work.run().history))
+work.executor.close()
+"""
+
+
+def test_a_parent_with_threads_for_sums_does_not_leave_its_processes_waiting_for_them():
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-c", PARALLEL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    assert done.stdout.strip() == "1", done.stderr
+
+
 def test_a_process_with_other_threads_is_not_forked(monkeypatch):
     monkeypatch.setattr("threading.active_count", lambda: 2)
     assert not can_fork()
