@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import traceback
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from fedcore.engine.serial import SerialExecutor
 from fedcore.engine.turns import Turns
 from fedcore.engine.wire import (
     Header,
+    Parcel,
     Returned,
     pack,
     pack_outcome,
@@ -110,11 +112,13 @@ class ForkedExecutor:
             return
         common = self._send(first, assignment)
         turns = Turns(chain([first], queue), self.workers)
+        packed = deque[tuple[int, Parcel]]()
         while True:
             for worker in self._workers:
-                if worker.job is None and (taken := turns.take()) is not None:
-                    worker.job, job = taken
-                    self._tell(worker, pack(job, common))
+                if worker.job is None and (packed or self._pack(turns, packed, common, 1)):
+                    worker.job, parcel = packed.popleft()
+                    self._tell(worker, parcel)
+            self._pack(turns, packed, common, self.workers)  # while they work, so that none waits for a job to be made
             busy = {worker.pipe: worker for worker in self._workers if worker.job is not None}
             if not busy:
                 return
@@ -124,6 +128,13 @@ class ForkedExecutor:
                 assert number is not None
                 turns.put(number, unpack_outcome(self._receive(worker), self.examples.device))
             yield from turns.due()
+
+    def _pack(self, turns: Turns, packed: deque[tuple[int, Parcel]], common: dict[str, Any], most: int) -> bool:
+        """Have up to `most` jobs packed; return whether there is one."""
+        while len(packed) < most and (taken := turns.take()) is not None:
+            number, job = taken
+            packed.append((number, pack(job, common)))
+        return bool(packed)
 
     def _send(self, first: Job, assignment: Assignment) -> dict[str, Any]:
         """Tell every worker what the round's jobs have in common; return that."""

@@ -80,7 +80,8 @@ class SerialExecutor:
         under_way: dict[Future[Outcome], int] = {}
         with ThreadPoolExecutor(self.workers, initializer=self._enter_thread) as pool:
             while True:
-                while len(under_way) < self.workers and (taken := turns.take()) is not None:
+                # One more for each worker than it can do, so that none waits for a job to be made.
+                while len(under_way) < 2 * self.workers and (taken := turns.take()) is not None:
                     number, job = taken
                     under_way[pool.submit(self._client, job, assignment)] = number
                 if not under_way:
