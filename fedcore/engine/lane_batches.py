@@ -61,5 +61,5 @@ class LaneBatches:
         rows, examples = self._rows[cut], self._examples
         drawn = {name: d[cut] for name, d in self._draws.items()}
         protected = examples.protected_of(rows)
-        batches = Batch(examples.inputs[rows], examples.labels[rows], self._masks[cut], drawn, protected=protected)
+        batches = Batch(examples.inputs_of(rows), examples.labels[rows], self._masks[cut], drawn, protected=protected)
         return batches, self._active[cut] if masked or self._idles[cut].any() else None

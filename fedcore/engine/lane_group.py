@@ -170,7 +170,7 @@ class Group:
         def several(carry: Tree, chunk: tuple[Batch, Tensor | None], views: Any, round: Any) -> tuple[Tree, Tensor]:
             own, common, scaling = views
             batches, active = chunk
-            batches = batches._replace(x=scaled(batches.x, scaling, batches.mask.dtype))
+            batches = batches._replace(x=scaled(batches.x, scaling))
             total: Tensor | float = 0.0
             for k in range(len(batches.y)):
                 view = partial(_view, {**common, "round": round}, phase=phase)

@@ -82,7 +82,7 @@ def lane_bytes(job: Job, training: LocalTraining, examples: Examples) -> tuple[i
     carry = params + buffers + state + momentum
     own = params + num_bytes(job.received)
     width = max(schedule.positions.shape[1] for schedule in job.schedules)
-    some = examples.normalise(examples.inputs[torch.from_numpy(job.rows[[0, 0]]).to(examples.device)])
+    some = examples.normalise(examples.inputs_of(torch.from_numpy(job.rows[[0, 0]]).to(examples.device)))
     row = num_bytes({"x": some}) // 2
     kept = kept_bytes(training, job.params, job.buffers, some) // 2
     validation = 0 if job.validation is None else row * len(job.validation)

@@ -274,7 +274,11 @@ class Examples:
     def gather(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return normalised inputs and labels of rows; both get the shape of `rows` in front."""
         index = torch.tensor(rows, device=self.device)
-        return self.normalise(self.inputs[index]), self.labels[index]
+        return self.normalise(self.inputs_of(index)), self.labels[index]
+
+    def inputs_of(self, rows: Tensor) -> Tensor:
+        """Return the raw inputs of rows, [..., *shape]: whole rows are copied, where indexing would go by elements."""
+        return self.inputs.index_select(0, rows.flatten()).view(*rows.shape, *self.inputs.shape[1:])
 
     def gather_protected(self, rows: NDArray[np.int64]) -> Tensor:
         """Return the protected attributes of rows, [..., P]."""
@@ -293,7 +297,7 @@ class Examples:
 
     def normalise(self, inputs: Tensor) -> Tensor:
         """Return model inputs of raw ones; token ids as int64."""
-        return scaled(inputs, self.scaling, self.dtype)
+        return scaled(inputs, self.scaling)
 
     def raw(self, x: Tensor) -> Tensor:
         """Return the raw inputs that `normalise` makes `x` of, up to rounding."""
@@ -313,11 +317,14 @@ class Scaling(NamedTuple):
     are_tokens: bool
 
 
-def scaled(inputs: Tensor, scaling: Scaling, dtype: torch.dtype) -> Tensor:
+def scaled(inputs: Tensor, scaling: Scaling) -> Tensor:
     """Return model inputs of raw ones; token ids as int64."""
     if scaling.are_tokens:
         return inputs.long()
-    return (inputs.to(dtype) - scaling.offset) * scaling.scale
+    dtype = scaling.scale.dtype
+    if inputs.dtype == dtype:
+        return (inputs - scaling.offset) * scaling.scale
+    return inputs.to(dtype).sub_(scaling.offset).mul_(scaling.scale)  # without memory for what is between
 
 
 def _shared(array: NDArray[Any]) -> Tensor:

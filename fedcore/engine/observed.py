@@ -7,6 +7,27 @@ from collections.abc import Callable
 from typing import Any
 
 
+def _reversed_power(exponent: Any, base: Any) -> Any:
+    return base**exponent
+
+
+def _itself(value: Any, _: None) -> Any:
+    return value
+
+
+def _truth(value: Any, _: None) -> bool:
+    return bool(value)
+
+
+def _asked(function: Callable[[Any, Any], Any]) -> Callable[[Observed, Any], Any]:
+    """Return an operator's method: the answer of `function`, remembered."""
+
+    def answer(self: Observed, other: Any) -> Any:
+        return self._see(function, other)
+
+    return answer
+
+
 class Observed:
     """The number of a round that remembers what was asked of it while a function was traced."""
 
@@ -23,43 +44,19 @@ class Observed:
         self._seen[function, other] = answer
         return answer
 
-    def __lt__(self, other: Any) -> Any:
-        return self._see(operator.lt, other)
-
-    def __le__(self, other: Any) -> Any:
-        return self._see(operator.le, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self._see(operator.gt, other)
-
-    def __ge__(self, other: Any) -> Any:
-        return self._see(operator.ge, other)
-
-    def __eq__(self, other: object) -> Any:
-        return self._see(operator.eq, other)
-
-    def __ne__(self, other: object) -> Any:
-        return self._see(operator.ne, other)
-
+    __lt__ = _asked(operator.lt)
+    __le__ = _asked(operator.le)
+    __gt__ = _asked(operator.gt)
+    __ge__ = _asked(operator.ge)
+    __eq__ = _asked(operator.eq)
+    __ne__ = _asked(operator.ne)
     __hash__ = object.__hash__
-
-    def __mod__(self, other: Any) -> Any:
-        return self._see(operator.mod, other)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._see(operator.floordiv, other)
-
-    def __add__(self, other: Any) -> Any:
-        return self._see(operator.add, other)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._see(operator.sub, other)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._see(operator.mul, other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return self._see(_reversed_power, other)
+    __mod__ = _asked(operator.mod)
+    __floordiv__ = _asked(operator.floordiv)
+    __add__ = _asked(operator.add)
+    __sub__ = _asked(operator.sub)
+    __mul__ = _asked(operator.mul)
+    __rpow__ = _asked(_reversed_power)
 
     def __index__(self) -> int:
         return int(self._see(_itself, None))
@@ -72,15 +69,3 @@ class Observed:
 
     def __bool__(self) -> bool:
         return bool(self._see(_truth, None))
-
-
-def _reversed_power(exponent: Any, base: Any) -> Any:
-    return base**exponent
-
-
-def _itself(value: Any, _: None) -> Any:
-    return value
-
-
-def _truth(value: Any, _: None) -> bool:
-    return bool(value)

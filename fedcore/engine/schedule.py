@@ -62,7 +62,7 @@ def schedule(
     rows, counts = [], []
     for epoch in range(phase.first_epoch, phase.first_epoch + epochs):
         order = stream(seed, f"{purpose}/{epoch}", round, client).permutation(num_examples)
-        padded = np.resize(order, filled).reshape(-1, size)[:epoch_batches]
+        padded = (order if filled == num_examples else np.resize(order, filled)).reshape(-1, size)[:epoch_batches]
         lengths = np.full(epoch_batches, size)
         if last_batch == "keep" and phase.batches == 1:
             lengths[-1] = num_examples - (epoch_batches - 1) * size

@@ -146,7 +146,7 @@ class SerialExecutor:
 
         def steps(carry: Tree, chunk: Batch, own: tuple[View, Scaling], round: Any) -> tuple[Tree, Tensor]:
             view, scaling = own
-            chunk = chunk._replace(x=scaled(chunk.x, scaling, chunk.mask.dtype))
+            chunk = chunk._replace(x=scaled(chunk.x, scaling))
             return self.training.steps(carry, chunk, view._replace(round=round), learning, by_transform)
 
         for size in sorted({longest, 1}, reverse=True):
@@ -190,7 +190,8 @@ class _Batches:
 
     def _take(self, rows: Tensor, mask: Tensor, steps: int | slice) -> Batch:
         examples, drawn = self.examples, {name: d[steps] for name, d in self.draws.items()}
-        return Batch(examples.inputs[rows], examples.labels[rows], mask, drawn, protected=examples.protected_of(rows))
+        x, y = examples.inputs_of(rows), examples.labels[rows]
+        return Batch(x, y, mask, drawn, protected=examples.protected_of(rows))
 
 
 @contextmanager

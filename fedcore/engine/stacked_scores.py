@@ -44,7 +44,7 @@ def score_rows(
     while clients := int((lengths > begin).sum()):
         stretch = slice(begin, min(begin + min(_CHUNK, max(1, _ROWS // clients)), padded.shape[1]))
         chosen = index[:clients, stretch]
-        x = examples.normalise(examples.inputs[chosen])
+        x = examples.normalise(examples.inputs_of(chosen))
         logits = batched(_first(params, over_params, clients), _first(buffers, over_buffers, clients), x)
         found, losses = read(logits.flatten(0, 1), examples.labels[chosen].flatten())
         loss[:clients, stretch] = losses.double().view(clients, -1)
