@@ -33,12 +33,13 @@ def compare(runs: dict[str, list[Run]], experiment: str, settings: Compare) -> d
         The baseline and the targets.
     """
     baseline = runs[settings.baseline]
-    methods = {label: _method(members, baseline, settings.targets) for label, members in runs.items()}
+    methods = {label: _method(members, baseline, settings) for label, members in runs.items()}
     return {
         "experiment": experiment,
         "baseline": settings.baseline,
         "seeds": settings.seeds,
         "targets": settings.targets,
+        "average": settings.average,
         "confidence": 0.95,
         "band": "mean plus and minus one sample standard deviation over seeds",
         "order": sorted(methods, key=lambda label: (*_strength(methods[label]), label)),
@@ -54,7 +55,7 @@ def _strength(method: dict[str, Any]) -> tuple[float, float]:
     return personal, shared
 
 
-def _method(runs: list[Run], baseline: list[Run], targets: Sequence[float]) -> dict[str, Any]:
+def _method(runs: list[Run], baseline: list[Run], settings: Compare) -> dict[str, Any]:
     first = runs[0]
     download, upload = ([run.history[f"cost/{way}_bytes"][-1] for run in runs] for way in ("download", "upload"))
     totals = [down + up for down, up in zip(download, upload, strict=True)]
@@ -69,11 +70,11 @@ def _method(runs: list[Run], baseline: list[Run], targets: Sequence[float]) -> d
             "upload_bytes": _summary(runs, upload),
             "total_bytes": _summary(runs, totals),
         },
-        "views": {view: _view(view, runs, baseline, targets) for view in first.views},
+        "views": {view: _view(view, runs, baseline, settings) for view in first.views},
     }
 
 
-def _view(view: str, runs: list[Run], baseline: list[Run], targets: Sequence[float]) -> dict[str, Any]:
+def _view(view: str, runs: list[Run], baseline: list[Run], settings: Compare) -> dict[str, Any]:
     from fedcore.metrics.comparison import paired_difference, top_mean
 
     # Without a validation split there is nothing to select on, and the last round is the honest choice.
@@ -86,13 +87,14 @@ def _view(view: str, runs: list[Run], baseline: list[Run], targets: Sequence[flo
             runs, [run.metrics[f"{prefix}{view}/round"] if prefix else run.rounds[-1] for run in runs]
         ),
         "last": _metrics(view, runs, ""),
+        "average": _average(view, runs, baseline, settings.average) if settings.average else None,
         "test_selected": {
             "best": _summary(runs, [max(run.history[accuracy]) for run in runs]),
             "top5": _summary(runs, [top_mean(run.history[accuracy]) for run in runs]),
         },
         "curve": _curve(view, runs),
         "difference": None,
-        "targets": [_target(accuracy, runs, baseline, target) for target in targets],
+        "targets": [_target(accuracy, runs, baseline, target) for target in settings.targets],
     }
     if runs is not baseline and view in baseline[0].views:
         pair = [{run.seed: run.metrics[f"{prefix}{accuracy}"] for run in members} for members in (runs, baseline)]
@@ -103,6 +105,23 @@ def _view(view: str, runs: list[Run], baseline: list[Run], targets: Sequence[flo
     if view != "global":
         result["client_accuracy"] = _client_accuracy(view, runs, prefix)
     return result
+
+
+def _average(view: str, runs: list[Run], baseline: list[Run], count: int) -> dict[str, Any]:
+    """Return the mean accuracy of the last `count` evaluated rounds, and the baseline's difference, paired by seed."""
+    from fedcore.metrics.comparison import mean, paired_difference
+
+    def tail(members: list[Run]) -> dict[int, float]:
+        return {run.seed: mean(run.history[f"{view}/test/accuracy"][-count:]) for run in members}
+
+    found = tail(runs)
+    difference = None
+    if runs is not baseline and view in baseline[0].views:
+        difference = paired_difference(found, tail(baseline))
+    return {
+        "accuracy": _summary(runs, [found[run.seed] for run in runs]),
+        "difference": difference.as_dict() if difference else None,
+    }
 
 
 def _is_selected(view: str, run: Run) -> bool:

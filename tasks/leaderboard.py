@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ def rows(comparison: dict[str, Any]) -> list[dict[str, Any]]:
     """Return one tidy row per method, best first; None where a method has no such figure.
 
     Accuracies are shares in 0..1, chosen on validation; ``_low`` and ``_high`` bound the 95 % interval over seeds.
+    ``_last_5`` is the mean of the last five evaluated rounds, where ``compare.average`` asks for that.
     """
     views = [v for v in VIEWS if any(v in m["views"] for m in comparison["methods"].values())]
     return [_row(rank, label, comparison, views) for rank, label in enumerate(comparison["order"], start=1)]
@@ -31,6 +33,10 @@ def _row(rank: int, label: str, comparison: dict[str, Any], views: list[str]) ->
             for metric in ("worst_decile", "client_std"):
                 row[f"{view}_{metric}"] = (selected.get(metric) or {}).get("mean")
         row |= _interval(f"{view}_difference", difference.get("seeds"))
+        if comparison["average"]:
+            average = found.get("average") or {}
+            row |= _interval(f"{view}_last_{comparison['average']}", average.get("accuracy"))
+            row |= _interval(f"{view}_last_{comparison['average']}_difference", average.get("difference"))
         for index, target in enumerate(comparison["targets"]):
             reached = found["targets"][index] if found else {}
             row[f"{view}_rounds_to_{target}"] = reached.get("mean_rounds")
@@ -95,11 +101,18 @@ def _caption(table: list[dict[str, str]]) -> str:
 
 
 def _cells(row: dict[str, str]) -> dict[str, str]:
+    averages = {
+        f"{view}, {found[1].replace('_', ' ')}": _percent(row, name)
+        for name in row
+        for view in VIEWS[:2]
+        if (found := re.fullmatch(rf"{view}_(last_\d+)", name))
+    }
     return {
         "#": row["rank"],
         "method": row["label"],
         "personal": _percent(row, "personal_accuracy"),
         "global": _percent(row, "global_accuracy"),
+        **averages,
         "worst decile": _percent(row, "personal_worst_decile"),
         "vs baseline": _percent(row, "personal_difference", signed=True),
         "MB sent": f"{float(row['total_bytes']) / 1e6:.1f}" if row["total_bytes"] else "-",

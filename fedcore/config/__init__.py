@@ -248,9 +248,17 @@ def validate(values: Any) -> Config:
         raise ConfigError([Problem((), f"expected a mapping of sections, got {type(values).__name__}")])
     config = typing.cast(Config, validate_section(Config, values, ()))
     for label in config.methods:
-        if train_for(config, label).augment.is_on and not config.dataset.is_image:
+        train = train_for(config, label)
+        if train.augment.is_on and not config.dataset.is_image:
             message = f"is for images; '{config.dataset.name}' has {config.dataset.kind}. Valid: {{}}"
             raise ConfigError([Problem(("methods", label, "train", "augment"), message)])
+        evaluations = -(-train.rounds // train.evaluate_every)
+        if (config.compare.average or 0) > evaluations:
+            message = (
+                f"is {config.compare.average}, but '{label}' is evaluated {evaluations} times ({train.rounds} rounds,"
+                f" every {train.evaluate_every}). Valid: null" + f", 2 to {evaluations}" * (evaluations > 1)
+            )
+            raise ConfigError([Problem(("compare", "average"), message)])
     return config
 
 

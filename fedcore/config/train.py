@@ -85,11 +85,16 @@ class Train(Section):
 
 
 class Compare(Section):
-    """Which seeds are run, against whom the methods are compared, and the targets of rounds-to-accuracy."""
+    """Which seeds are run, against whom the methods are compared, and the targets of rounds-to-accuracy.
+
+    With `average`, the mean of so many last evaluated rounds is compared too: where few clients take part in a round,
+    the server's model swings, and one round says little.
+    """
 
     seeds: Annotated[list[Seed], Field(min_length=1)] = [0]
     baseline: str = "fedavg"
     targets: list[Annotated[float, Field(gt=0, lt=1)]] = []
+    average: Annotated[int, Field(ge=2)] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

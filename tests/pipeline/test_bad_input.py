@@ -43,6 +43,8 @@ WRONG = [
     ("methods.Bad Name", {}, "methods.Bad Name: 'Bad Name': use lower-case letters"),
     ("compare.baseline", "fedagv", "compare.baseline 'fedagv' is not one of the methods; did you mean 'fedavg'?"),
     ("compare.seeds", [0, 0], "compare: seeds must differ"),
+    ("compare.average", 1, "compare.average: input should be greater than or equal to 2"),
+    ("compare.average", 1000, "compare.average: is 1000, but 'fedavg' is evaluated "),
     (
         "virtual",
         {"generator": "noize"},

@@ -77,6 +77,30 @@ def test_targets(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (never["mean_rounds"], never["speed_up"], never["seeds_reached"]) == (None, None, 0)
 
 
+def test_the_mean_of_the_last_rounds_is_compared_where_it_is_asked_for(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Personal, rounds 3 and 4: fedavg .55 and .6, mean .575; ft .75 and .85, mean .8; ft - fedavg .2 and .25."""
+    parameters = small / "params.yaml"
+    assert run(small, monkeypatch)["methods"]["ft"]["views"]["personal"]["average"] is None
+    assert "last" not in capsys.readouterr().out.splitlines()[0]
+    parameters.write_text(parameters.read_text().replace("baseline:", "average: 2, baseline:"))
+    methods = run(small, monkeypatch)["methods"]
+    average = methods["ft"]["views"]["personal"]["average"]
+    assert average["accuracy"]["per_seed"] == {"0": pytest.approx(0.75), "1": pytest.approx(0.85)}
+    assert average["accuracy"]["mean"] == pytest.approx(0.8)
+    assert average["difference"]["mean"] == pytest.approx(0.225)
+    assert methods["fedavg"]["views"]["personal"]["average"]["accuracy"]["mean"] == pytest.approx(0.575)
+    assert methods["fedavg"]["views"]["personal"]["average"]["difference"] is None
+    table = list(csv.DictReader((small / "reports/leaderboard.csv").read_text().splitlines()))
+    assert float(table[0]["personal_last_2"]) == pytest.approx(0.8)
+    assert float(table[0]["personal_last_2_difference"]) == pytest.approx(0.225)
+    assert table[2]["global_last_2"] == ""
+    header, first = capsys.readouterr().out.splitlines()[:2]
+    assert "personal, last 2" in header and "global, last 2" in header
+    assert "80.0 ±" in first
+
+
 def test_a_target_only_some_seeds_reach_has_no_mean(small: Path) -> None:
     runs = read_runs(small / "runs", LABELS, [0, 1], "digits")
     result = compare(runs, "digits", Compare(seeds=[0, 1], baseline="fedavg", targets=[0.65]))

@@ -100,6 +100,21 @@ def test_the_contact_sheet_of_the_virtual_data_is_on_the_page(
     assert "generator noise, 7 images of each class, seed 3" in page
 
 
+def test_the_mean_of_the_last_rounds_is_on_the_page_where_it_is_asked_for(
+    lifelike: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lifelike(tmp_path, ["fedavg", "local"], [0, 1], rounds=4)
+    assert "mean of the last" not in build(tmp_path, monkeypatch)
+    parameters = tmp_path / "params.yaml"
+    parameters.write_text(parameters.read_text().replace("baseline:", "average: 3, baseline:"))
+    page = build(tmp_path, monkeypatch)
+    assert "None" not in read(page).text
+    comparison = json.loads((tmp_path / "reports/comparison.json").read_text())
+    average = comparison["methods"]["fedavg"]["views"]["global"]["average"]["accuracy"]["mean"]
+    table = page[page.index("mean of the last 3</th>") :]
+    assert f"{100 * average:.1f}" in table[: table.index("</table>")]
+
+
 def test_the_page_shows_the_numbers_of_the_comparison(
     lifelike: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
