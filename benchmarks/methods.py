@@ -82,7 +82,10 @@ def measure(workload: Workload, method: str, arguments: argparse.Namespace) -> d
         except ValueError as error:
             return {**found, "reason": str(error).split(": ", 1)[-1]}
         reference = Reference(workload, train, arguments.seed, _initial(workload, arguments), training.examples.device)
-        short = summary(alternate(training, reference))
+        try:
+            short = summary(alternate(training, reference))
+        finally:
+            training.executor.close()
         found[f"{way}_seconds"], found[f"{way}_ratio"] = short["seconds"], short["ratio"]
         found[f"{way}_cpu_ratio"] = short["cpu_ratio"]
         found[f"{way}_executor"] = training.executor.name

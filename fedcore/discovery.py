@@ -17,6 +17,7 @@ from fedcore import addons, methods
 from fedcore.addons.base import Addon
 from fedcore.config import ConfigError, Problem, nearest
 from fedcore.methods.base import Method
+from fedcore.problems import describe
 
 _SHARED_MODULES = ("base", "parts")  # files of the two packages that hold no method or add-on
 Part = TypeVar("Part", Method, Addon)
@@ -89,8 +90,9 @@ def build(cls: type[Part], settings: Mapping[str, Any], path: tuple[str | int, .
             adapter: TypeAdapter[Any] = TypeAdapter(hints[name], config=ConfigDict(strict=True, allow_inf_nan=False))
             values[name] = adapter.validate_python(value)
         except ValidationError as error:
-            text = error.errors()[0]["msg"]
-            problems.append(Problem((*path, name), f"{text[0].lower()}{text[1:]}, got {value!r}"))
+            detail = error.errors()[0]
+            places: list[int] = [part for part in detail["loc"] if isinstance(part, int)]
+            problems.append(Problem((*path, name, *places), describe(detail)))
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in settings:

@@ -52,8 +52,6 @@ def explain(section: type[BaseModel], path: Path, detail: Any) -> Problem:
         message = f"unknown key '{location[-1]}'" + nearest(str(location[-1]), owner.model_fields if owner else ())
     elif kind == "missing":
         message = "missing; it is required"
-    elif kind == "literal_error":
-        message = f"{value!r} is not valid" + nearest(str(value), _literals(context["expected"]))
     elif kind == "union_tag_invalid":
         key = context["discriminator"].strip("'")
         location = (*location, key)
@@ -66,10 +64,19 @@ def explain(section: type[BaseModel], path: Path, detail: Any) -> Problem:
     elif kind == "value_error":
         message = str(context["error"])
     else:
-        message = f"{detail['msg'][0].lower()}{detail['msg'][1:]}, got {value!r}"
+        message = describe(detail)
     if location and location[-1] == "[key]":
         location = location[:-1]
     return Problem((*path, *location), message)
+
+
+def describe(detail: Any) -> str:
+    """Say what is wrong with a value that pydantic refused."""
+    value = detail.get("input")
+    if detail["type"] == "literal_error":
+        return f"{value!r} is not valid" + nearest(str(value), _literals(detail["ctx"]["expected"]))
+    text = detail["msg"].replace("valid tuple", "list")  # which is what YAML calls it
+    return f"{text[0].lower()}{text[1:]}, got {value!r}"
 
 
 def _literals(expected: str) -> list[str]:

@@ -40,6 +40,21 @@ WRONG = [
         {"method": "fedavg", "train": {"lrr": 1}},
         "new.train.lrr: unknown key 'lrr'; did you mean",
     ),
+    (
+        "methods.new",
+        {"method": "fedavg", "add": {"dbe": {"bias_optimiser": "comon"}}},
+        "methods.new.add.dbe.bias_optimiser: 'comon' is not valid; did you mean 'common'? Valid: common, plain",
+    ),
+    (
+        "methods.new",
+        {"method": "fedavg", "add": {"vhl": {"labels": 3}}},
+        "methods.new.add.vhl.labels: input should be a list, got 3",
+    ),
+    (
+        "methods.new",
+        {"method": "fedavg", "add": {"vhl": {"labels": [0, -1]}}},
+        "methods.new.add.vhl.labels.1: input should be greater than or equal to 0, got -1",
+    ),
     ("methods.Bad Name", {}, "methods.Bad Name: 'Bad Name': use lower-case letters"),
     ("compare.baseline", "fedagv", "compare.baseline 'fedagv' is not one of the methods; did you mean 'fedavg'?"),
     ("compare.seeds", [0, 0], "compare: seeds must differ"),
