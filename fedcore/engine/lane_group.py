@@ -129,10 +129,7 @@ class Group:
 
         segments = timetable.segments
         indices = [(s.entering, s.onto, s.leaving, s.off) for s in segments]
-        without, *moves = _on_device([(np.flatnonzero(timetable.steps == 0),), *indices], device)
-        if len(without[0]):
-            collected.put(without[0], self._resting(arriving(without[0])))
-        for segment, (entering, onto, leaving, off) in zip(segments, moves, strict=True):
+        for segment, (entering, onto, leaving, off) in zip(segments, _on_device(indices, device), strict=True):
             if segment.begin == 0:
                 on_lanes, own = arriving(entering), rows(self._own, entering)
             elif len(entering):

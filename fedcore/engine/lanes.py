@@ -62,7 +62,7 @@ class Plan:
         Local steps of every client.
     lane, begin, end : [C] int64
         Its lane, and the steps of the stack it sits there: begin..end - 1. A client idles between its last step and
-        `end`, which ends a call. One without a step never sits.
+        `end`, which ends a call.
     """
 
     lanes: int
@@ -79,12 +79,11 @@ class Plan:
     @property
     def segments(self) -> list[Segment]:
         """The stretches in their order; every change of clients ends one."""
-        seated = self.steps > 0
-        borders = np.unique(np.concatenate([[0], self.end[seated]])).tolist()
+        borders = np.unique(np.concatenate([[0], self.end])).tolist()
         found = []
         for begin, end in pairwise(borders):
-            entering = np.flatnonzero(seated & (self.begin == begin))
-            leaving = np.flatnonzero(seated & (self.end == end))
+            entering = np.flatnonzero(self.begin == begin)
+            leaving = np.flatnonzero(self.end == end)
             found.append(Segment(begin, end, entering, self.lane[entering], leaving, self.lane[leaving]))
         return found
 
@@ -94,10 +93,9 @@ class Plan:
         found = []
         following = np.full(self.lanes, self.length)
         for client in np.argsort(-self.begin, kind="stable"):
-            if self.steps[client]:
-                lane, begin = int(self.lane[client]), int(self.begin[client])
-                found.append(Stay(int(client), lane, begin, int(following[lane]), int(self.end[client])))
-                following[lane] = begin
+            lane, begin = int(self.lane[client]), int(self.begin[client])
+            found.append(Stay(int(client), lane, begin, int(following[lane]), int(self.end[client])))
+            following[lane] = begin
         return found
 
 
@@ -107,27 +105,24 @@ def plan(steps: Sequence[int], lanes: int, call: int = 1) -> Plan:
     Parameters
     ----------
     steps : sequence of int
-        Local steps of every client.
+        Local steps of every client, at least 1.
     lanes : int
-        At least 1; more than there are clients with a step are left out.
+        At least 1; more than there are clients are left out.
     call : int
         Steps that are taken at a time: clients change between calls only.
     """
     wanted = np.asarray(steps, np.int64)
     seats = -(-wanted // call) * call
     lane, begin = np.zeros_like(wanted), np.zeros_like(wanted)
-    lanes = min(lanes, int(np.count_nonzero(wanted)))
+    lanes = min(lanes, len(wanted))
     free = [(0, number) for number in range(lanes)]
     for client in np.argsort(-seats, kind="stable"):
-        if seats[client]:
-            begin[client], lane[client] = free[0]
-            heapq.heapreplace(free, (free[0][0] + int(seats[client]), free[0][1]))
+        begin[client], lane[client] = free[0]
+        heapq.heapreplace(free, (free[0][0] + int(seats[client]), free[0][1]))
     # The first clients sit in their order, so that they need not be moved about.
-    first = np.flatnonzero((wanted > 0) & (begin == 0))
     place = np.empty(lanes, np.int64)
-    place[lane[first]] = np.arange(lanes)
-    lane[wanted > 0] = place[lane[wanted > 0]]
-    return Plan(lanes, wanted, lane, begin, begin + seats)
+    place[lane[np.flatnonzero(begin == 0)]] = np.arange(lanes)
+    return Plan(lanes, wanted, place[lane], begin, begin + seats)
 
 
 def enough_lanes(steps: Sequence[int], call: int = 1, *, halvings: bool = False) -> int:

@@ -13,7 +13,7 @@ from fedcore.engine.evaluate import Scorer
 from fedcore.engine.local import Outcome
 from fedcore.engine.server import Server
 from fedcore.engine.store import ClientStore
-from fedcore.trees import Tree, accumulate, tree_map
+from fedcore.trees import Tree, accumulate
 from fedcore.types import Params
 
 _GROUPS = ("params", "buffers")
@@ -54,7 +54,7 @@ class Snapshots:
         self.accuracies[better], self.rounds[better] = present[better], round
         for client in map(int, better):
             tree = store.get(client)
-            self.own[client] = tree_map(torch.clone, {group: tree[group] for group in _GROUPS})
+            self.own[client] = {group: tree[group] for group in _GROUPS}
         self.shared[round] = {"params": server.params, "buffers": server.buffers}
         self.shared = {r: tree for r, tree in self.shared.items() if r in self.rounds}
 
