@@ -75,10 +75,7 @@ class ForkedExecutor:
         self._workers: list[_Worker] = []
         for _ in range(workers):
             here, there = context.Pipe()
-            # A copy of an earlier worker's pipe would keep that worker alive after this process.
-            others = [worker.pipe for worker in self._workers]
-            arguments = (there, [here, *others], inner, federation)
-            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process = context.Process(target=_serve, args=(there, inner, federation), daemon=True)
             process.start()
             there.close()
             self._workers.append(_Worker(process, here))
@@ -178,10 +175,8 @@ class ForkedExecutor:
         )
 
 
-def _serve(pipe: Connection, others: list[Connection], executor: SerialExecutor, federation: Federation) -> None:
-    """Train what comes through the pipe, until its other end is closed."""
-    for other in others:
-        other.close()
+def _serve(pipe: Connection, executor: SerialExecutor, federation: Federation) -> None:
+    """Train what comes through the pipe, until the parent ends or ends this process."""
     ctypes.CDLL(None).prctl(_SIGNAL_WHEN_THE_PARENT_ENDS, signal.SIGKILL)  # also in the middle of a long client
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

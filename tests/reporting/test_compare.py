@@ -97,7 +97,8 @@ def test_the_mean_of_the_last_rounds_is_compared_where_it_is_asked_for(
     assert float(table[0]["personal_last_2_difference"]) == pytest.approx(0.225)
     assert table[2]["global_last_2"] == ""
     header, first = capsys.readouterr().out.splitlines()[:2]
-    assert "personal, last 2" in header and "global, last 2" in header
+    assert "personal, last 2" in header
+    assert "global, last 2" in header
     assert "80.0 ±" in first
 
 
