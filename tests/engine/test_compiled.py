@@ -122,6 +122,33 @@ def test_what_hooks_ask_of_the_round_decides_whether_a_function_serves_it():
     assert Observed(3).looks_like(12)
 
 
+ASKED = {
+    "<": lambda r: r < 5,
+    "<=": lambda r: r <= 5,
+    ">": lambda r: r > 6,
+    ">=": lambda r: r >= 7,
+    "==": lambda r: r == 6,
+    "!=": lambda r: r != 6,
+    "%": lambda r: r % 4,
+    "//": lambda r: r // 4,
+    "+": lambda r: r + 4,
+    "-": lambda r: r - 4,
+    "*": lambda r: r * 4,
+    "**": lambda r: 0.5**r,
+    "index": lambda r: "abcdefghijklmnop"[r],
+    "int": int,
+    "float": float,
+    "bool": bool,
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_round_answers_as_its_number_does_and_remembers_it(asked):
+    ask, observed = ASKED[asked], Observed(6)
+    assert ask(observed) == ask(6)
+    assert [round for round in range(16) if observed.looks_like(round)] == [r for r in range(16) if ask(r) == ask(6)]
+
+
 def test_a_number_used_as_it_is_binds_the_round():
     observed = Observed(2)
     assert [10, 20, 30][observed] == 30
