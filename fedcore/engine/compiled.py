@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcore.engine.fused_updates import fuse_updates
 from fedcore.engine.observed import Observed
 from fedcore.trees import Tree
 
@@ -142,6 +143,7 @@ def _compiled(steps: Steps, round: Observed, arguments: Any, tensors: list[Tenso
     # A tracer tells arguments apart by identity, and a client's parameters are also its anchor.
     examples = [tensor.clone() for tensor in tensors]
     graph = make_fx(function, tracing_mode="fake")(*examples)
+    fuse_updates(graph)
     # With the wrapper in C++ a call releases the interpreter's lock, so that clients run in threads side by side.
     options = {"cpp_wrapper": True, "cpp.threads": 1, "compile_threads": 1, "fx_graph_cache": False}
     with _without_advice():
