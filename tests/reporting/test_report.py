@@ -111,7 +111,7 @@ def test_the_mean_of_the_last_rounds_is_on_the_page_where_it_is_asked_for(
     assert "None" not in read(page).text
     comparison = json.loads((tmp_path / "reports/comparison.json").read_text())
     average = comparison["methods"]["fedavg"]["views"]["global"]["average"]["accuracy"]["mean"]
-    table = page[page.index("mean of the last 3</th>") :]
+    table = page[page.index("of the last 3</small></th>") :]
     assert f"{100 * average:.1f}" in table[: table.index("</table>")]
 
 
