@@ -75,7 +75,7 @@ class ForkedExecutor:
         self._workers: list[_Worker] = []
         for _ in range(workers):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, inner, federation), daemon=True)
+            process = context.Process(target=_serve, args=(there, os.getpid(), inner, federation), daemon=True)
             process.start()
             there.close()
             self._workers.append(_Worker(process, here))
@@ -175,9 +175,11 @@ class ForkedExecutor:
         )
 
 
-def _serve(pipe: Connection, executor: SerialExecutor, federation: Federation) -> None:
+def _serve(pipe: Connection, parent: int, executor: SerialExecutor, federation: Federation) -> None:
     """Train what comes through the pipe, until the parent ends or ends this process."""
     ctypes.CDLL(None).prctl(_SIGNAL_WHEN_THE_PARENT_ENDS, signal.SIGKILL)  # also in the middle of a long client
+    if os.getppid() != parent:  # it ended before that
+        os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)  # first of all: threads that the parent may have had for sums are not in this process

@@ -1,5 +1,6 @@
 """Clients on forked processes, and who trains next."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from fedcore.engine.executors import can_fork
-from fedcore.engine.forked import ForkedExecutor
+from fedcore.engine.forked import ForkedExecutor, _serve
 from fedcore.engine.local import Assignment
 from fedcore.engine.serial import SerialExecutor
 from fedcore.engine.turns import Turns
@@ -168,7 +169,7 @@ def test_two_workers_are_processes_and_do_not_outlive_a_killed_training():
 
 PARALLEL = """
 import torch
-from fedcore.engine.forked import ForkedExecutor
+from fedcore.engine.forked import ForkedExecutor, _serve
 from fedcore.engine.serial import SerialExecutor
 from tests import toys
 torch.set_num_threads(2)
@@ -186,6 +187,20 @@ def test_a_parent_with_threads_for_sums_does_not_leave_its_processes_waiting_for
     command = [sys.executable, "-c", PARALLEL]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
     assert done.stdout.strip() == "1", done.stderr
+
+
+def test_a_process_whose_parent_has_gone_by_then_ends():
+    """Its parent is not who forked it, and nobody will ever write to its pipe."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    orphan = context.Process(target=_serve, args=(there, os.getpid() + 1, None, None))
+    orphan.start()
+    orphan.join(20)
+    try:
+        assert orphan.exitcode == 0
+    finally:
+        orphan.kill()
+        here.close()
 
 
 def test_a_process_with_other_threads_is_not_forked(monkeypatch):
