@@ -179,6 +179,18 @@ def test_threads_never_share_a_module():
         assert ours.training is theirs[mode].training is mode
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
+def test_scaling_leaves_the_callers_inputs_alone(dtype):
+    given = torch.tensor([[2, 6], [4, 8]], dtype=dtype)
+    before = given.clone()
+    examples = Examples(given.numpy(), np.zeros(2, np.int64), (2.0,), (0.5,), torch.device("cpu"))
+    made = examples.normalise(given)
+    assert made.tolist() == [[0, 2], [1, 3]]
+    assert made.dtype == torch.float32
+    assert torch.equal(given, before)
+    assert examples.gather(np.array([[1], [0]]))[0].tolist() == [[[1, 3]], [[0, 2]]]
+
+
 def test_inputs_on_disk_stay_there(tmp_path):
     """A data set larger than memory is read where it lies, by the rows that are needed."""
     rows = np.arange(12, dtype=np.uint8).reshape(4, 3)
