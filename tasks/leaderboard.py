@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ def rows(comparison: dict[str, Any]) -> list[dict[str, Any]]:
     """Return one tidy row per method, best first; None where a method has no such figure.
 
     Accuracies are shares in 0..1, chosen on validation; ``_low`` and ``_high`` bound the 95 % interval over seeds.
-    ``_last_5`` is the mean of the last five evaluated rounds, where ``compare.average`` asks for that.
+    ``_average`` is the mean of the last ``averaged`` evaluated rounds, None without ``compare.average``.
     """
     views = [v for v in VIEWS if any(v in m["views"] for m in comparison["methods"].values())]
     return [_row(rank, label, comparison, views) for rank, label in enumerate(comparison["order"], start=1)]
@@ -24,6 +23,7 @@ def rows(comparison: dict[str, Any]) -> list[dict[str, Any]]:
 def _row(rank: int, label: str, comparison: dict[str, Any], views: list[str]) -> dict[str, Any]:
     entry = comparison["methods"][label]
     row: dict[str, Any] = {"rank": rank, "label": label, "method": entry["method"], "seeds": len(comparison["seeds"])}
+    row["averaged"] = comparison["average"]
     for view in views:
         found = entry["views"].get(view, {})
         selected, difference = found.get("selected", {}), found.get("difference") or {}
@@ -33,10 +33,9 @@ def _row(rank: int, label: str, comparison: dict[str, Any], views: list[str]) ->
             for metric in ("worst_decile", "client_std"):
                 row[f"{view}_{metric}"] = (selected.get(metric) or {}).get("mean")
         row |= _interval(f"{view}_difference", difference.get("seeds"))
-        if comparison["average"]:
-            average = found.get("average") or {}
-            row |= _interval(f"{view}_last_{comparison['average']}", average.get("accuracy"))
-            row |= _interval(f"{view}_last_{comparison['average']}_difference", average.get("difference"))
+        average = found.get("average") or {}
+        row |= _interval(f"{view}_average", average.get("accuracy"))
+        row |= _interval(f"{view}_average_difference", average.get("difference"))
         for index, target in enumerate(comparison["targets"]):
             reached = found["targets"][index] if found else {}
             row[f"{view}_rounds_to_{target}"] = reached.get("mean_rounds")
@@ -101,12 +100,8 @@ def _caption(table: list[dict[str, str]]) -> str:
 
 
 def _cells(row: dict[str, str]) -> dict[str, str]:
-    averages = {
-        f"{view}, {found[1].replace('_', ' ')}": _percent(row, name)
-        for name in row
-        for view in VIEWS[:2]
-        if (found := re.fullmatch(rf"{view}_(last_\d+)", name))
-    }
+    views = ("personal", "global") if row["averaged"] else ()
+    averages = {f"{view}, last {row['averaged']}": _percent(row, f"{view}_average") for view in views}
     return {
         "#": row["rank"],
         "method": row["label"],

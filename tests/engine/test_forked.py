@@ -169,7 +169,7 @@ def test_two_workers_are_processes_and_do_not_outlive_a_killed_training():
 
 PARALLEL = """
 import torch
-from fedcore.engine.forked import ForkedExecutor, _serve
+from fedcore.engine.forked import ForkedExecutor
 from fedcore.engine.serial import SerialExecutor
 from tests import toys
 torch.set_num_threads(2)

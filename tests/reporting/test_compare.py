@@ -93,9 +93,9 @@ def test_the_mean_of_the_last_rounds_is_compared_where_it_is_asked_for(
     assert methods["fedavg"]["views"]["personal"]["average"]["accuracy"]["mean"] == pytest.approx(0.575)
     assert methods["fedavg"]["views"]["personal"]["average"]["difference"] is None
     table = list(csv.DictReader((small / "reports/leaderboard.csv").read_text().splitlines()))
-    assert float(table[0]["personal_last_2"]) == pytest.approx(0.8)
-    assert float(table[0]["personal_last_2_difference"]) == pytest.approx(0.225)
-    assert table[2]["global_last_2"] == ""
+    assert float(table[0]["personal_average"]) == pytest.approx(0.8)
+    assert float(table[0]["personal_average_difference"]) == pytest.approx(0.225)
+    assert table[2]["global_average"] == ""
     header, first = capsys.readouterr().out.splitlines()[:2]
     assert "personal, last 2" in header
     assert "global, last 2" in header
