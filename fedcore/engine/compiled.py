@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcore.engine.example_space import Places, exchanged, rewrite
 from fedcore.engine.fused_updates import fuse_updates
 from fedcore.engine.observed import Observed
 from fedcore.trees import Tree
@@ -24,7 +25,7 @@ from fedcore.trees import Tree
 Steps = Callable[[Tree, Any, Any, Any], tuple[Tree, Tensor]]  # carry, batches, view's tensors, round -> carry, loss
 
 _MOST_ROUNDS = 4  # functions of one structure that differ in what they made of the round's number
-_LONGEST = 16
+_LONGEST = 15  # of an epoch's steps, more often a multiple than 16
 _WORK = 16_000_000  # parameters times rows that are worth a call of their own
 _WORTHWHILE = 50_000  # client steps in a run below which compiling costs more than it gains
 
@@ -48,7 +49,7 @@ def unrolled(num_params: int, rows: int) -> int:
 class _Rounds:
     """The functions of one structure."""
 
-    functions: list[tuple[Observed, Callable[..., list[Tensor]]]] = field(default_factory=list)
+    functions: list[tuple[Observed, Callable[..., list[Tensor]] | None]] = field(default_factory=list)
     gave_up: bool = False
 
 
@@ -85,7 +86,17 @@ class Compiler:
         """What runs uncompiled, in a line each."""
         return [f"{what} ran uncompiled: {why}" for what, why in self.reasons.items()]
 
-    def loop(self, name: str, key: Any, steps: Steps, round: int, carry: Tree, batches: Any, view: Any) -> Loop | None:
+    def loop(
+        self,
+        name: str,
+        key: Any,
+        steps: Steps,
+        round: int,
+        carry: Tree,
+        batches: Any,
+        view: Any,
+        places: Places | None = None,
+    ) -> Loop | None:
         """Return the compiled steps for arguments of this structure; None where they run as they are.
 
         Parameters
@@ -98,17 +109,27 @@ class Compiler:
             What `steps` sees of it is remembered, so that a function serves all rounds that look the same to it.
         view : tree
             Arguments that stay as they are over calls: tensors, and plain values that are built in.
+        places : Places or None
+            Where to exchange a weight for its coordinates in the space of a client's examples; None is returned if
+            these steps do not allow it.
         """
         tensors, plain = flat((carry, batches, view))
         shapes = tuple((t.shape, t.stride(), t.dtype) for t in tensors)
         num_calls = len(flat((carry, batches))[0])
         with self._lock:
-            entry = self._by_structure.setdefault((key, tuple(plain), shapes), _Rounds())
-            function = self._function(entry, name, steps, round, (carry, batches, view), tensors)
+            entry = self._by_structure.setdefault((key, places, tuple(plain), shapes), _Rounds())
+            function = self._function(entry, name, steps, round, (carry, batches, view), tensors, places)
         return None if function is None else Loop(function, tensors[num_calls:])
 
     def _function(
-        self, entry: _Rounds, name: str, steps: Steps, round: int, arguments: Any, tensors: list[Tensor]
+        self,
+        entry: _Rounds,
+        name: str,
+        steps: Steps,
+        round: int,
+        arguments: Any,
+        tensors: list[Tensor],
+        places: Places | None,
     ) -> Callable[..., list[Tensor]] | None:
         for observed, function in entry.functions:
             if observed.looks_like(round):
@@ -120,7 +141,7 @@ class Compiler:
             return None
         observed = Observed(round)
         try:
-            function = _compiled(steps, observed, arguments, tensors)
+            function = _compiled(steps, observed, arguments, tensors, places)
         except Exception as error:  # whatever a method's own code makes of being traced
             self.reasons[name] = f"{type(error).__name__}: {(str(error).splitlines() or ['without a reason'])[0]}"
             entry.gave_up = True
@@ -129,7 +150,9 @@ class Compiler:
         return function
 
 
-def _compiled(steps: Steps, round: Observed, arguments: Any, tensors: list[Tensor]) -> Callable[..., list[Tensor]]:
+def _compiled(
+    steps: Steps, round: Observed, arguments: Any, tensors: list[Tensor], places: Places | None
+) -> Callable[..., list[Tensor]] | None:
     from torch._inductor import compile as inductor
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -144,6 +167,10 @@ def _compiled(steps: Steps, round: Observed, arguments: Any, tensors: list[Tenso
     examples = [tensor.clone() for tensor in tensors]
     graph = make_fx(function, tracing_mode="fake")(*examples)
     fuse_updates(graph)
+    if places is not None:
+        if not rewrite(graph, places):
+            return None
+        examples = exchanged(examples, places)
     # With the wrapper in C++ a call releases the interpreter's lock, so that clients run in threads side by side.
     options = {"cpp_wrapper": True, "cpp.threads": 1, "compile_threads": 1, "fx_graph_cache": False}
     with _without_advice():

@@ -6,31 +6,16 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from fedcore.engine.compiled import Compiler, filled, flat, unrolled
-from fedcore.engine.gradients import by_autograd, by_transform
-from fedcore.engine.local import (
-    Assignment,
-    Examples,
-    Job,
-    Learning,
-    LocalTraining,
-    Outcome,
-    Scaling,
-    as_tensors,
-    batch_mask,
-    scaled,
-    validation_batch,
-)
-from fedcore.engine.schedule import Schedule
+from fedcore.engine.client_batches import ClientBatches
+from fedcore.engine.compiled import Compiler
+from fedcore.engine.compiled_steps import CompiledSteps
+from fedcore.engine.gradients import by_autograd
+from fedcore.engine.local import Assignment, Examples, Job, LocalTraining, Outcome, as_tensors, validation_batch
 from fedcore.engine.turns import Turns
-from fedcore.trees import Tree, tree_map
+from fedcore.trees import tree_map
 from fedcore.types import Batch, State, View
 
 
@@ -119,10 +104,11 @@ class SerialExecutor:
         for phase, schedule, draws in zip(assignment.phases, job.schedules, job.draws, strict=True):
             view = view._replace(phase=phase.name)
             carry, learning = training.enter(carry, phase)
-            batches = _Batches(self.examples, job.rows, schedule, as_tensors(draws, device))
+            batches = ClientBatches(self.examples, job.rows, schedule, as_tensors(draws, device))
             taken = 0
             if self.compiler is not None:
-                carry, loss, taken = self._compiled(self.compiler, carry, loss, batches, view, learning)
+                compiled = CompiledSteps(self.compiler, training, batches, view, learning)
+                carry, loss, taken = compiled.take(carry, loss)
             for k in range(taken, schedule.steps):
                 batch = batches.one(k)
                 batch = batch._replace(x=layout(self.examples.normalise(batch.x)))
@@ -134,64 +120,6 @@ class SerialExecutor:
         return Outcome(
             job.client, kept["params"], carry["buffers"], kept["state"], kept["upload"], loss / max(steps, 1), steps
         )
-
-    def _compiled(
-        self, compiler: Compiler, carry: Tree, loss: Tensor, batches: _Batches, view: View, learning: Learning
-    ) -> tuple[Tree, Tensor, int]:
-        """Take steps while there are functions for them; return the carry, the loss so far, and how many it took."""
-        lr = torch.as_tensor(view.lr, dtype=self.examples.dtype, device=self.examples.device)
-        constant = (view._replace(round=0, lr=lr), self.examples.scaling)
-        longest = unrolled(sum(carry["params"][n].numel() for n in learning.names), batches.width)
-        taken, total = 0, batches.schedule.steps
-
-        def steps(carry: Tree, chunk: Batch, own: tuple[View, Scaling], round: Any) -> tuple[Tree, Tensor]:
-            view, scaling = own
-            chunk = chunk._replace(x=scaled(chunk.x, scaling))
-            return self.training.steps(carry, chunk, view._replace(round=round), learning, by_transform)
-
-        for size in sorted({longest, 1}, reverse=True):
-            if total - taken < size:
-                continue
-            name, key = f"steps of phase '{view.phase}'", (learning, size)
-            chunk = batches.several(taken, size)
-            loop = compiler.loop(name, key, steps, view.round, carry, chunk, constant)
-            if loop is None:
-                break
-            leaves = flat(carry)[0]
-            while True:
-                leaves, losses = loop(leaves, flat(chunk)[0])
-                loss = loss + losses
-                taken += size
-                if total - taken < size:
-                    break
-                chunk = batches.several(taken, size)
-            carry = filled(carry, iter(leaves))
-        return carry, loss, taken
-
-
-class _Batches:
-    """One client's batches of a phase; their inputs are raw."""
-
-    def __init__(self, examples: Examples, rows: NDArray[np.int64], schedule: Schedule, draws: dict[str, Tensor]):
-        self.examples, self.schedule, self.draws = examples, schedule, draws
-        self.width = schedule.positions.shape[1]
-        self._rows = torch.from_numpy(rows[schedule.positions]).to(examples.device)
-        self._masks = batch_mask(schedule.lengths, self.width, examples.device)
-
-    def one(self, k: int) -> Batch:
-        """Return the batch of a step, without padding."""
-        length = self.schedule.lengths[k]
-        return self._take(self._rows[k, :length], self._masks[k, :length], k)
-
-    def several(self, begin: int, size: int) -> Batch:
-        """Return the batches of `size` steps, full and masked, with a leading axis."""
-        cut = slice(begin, begin + size)
-        return self._take(self._rows[cut], self._masks[cut], cut)
-
-    def _take(self, rows: Tensor, mask: Tensor, steps: int | slice) -> Batch:
-        examples, drawn = self.examples, {name: d[steps] for name, d in self.draws.items()}
-        x, y = examples.inputs_of(rows), examples.labels[rows]
-        return Batch(x, y, mask, drawn, protected=examples.protected_of(rows))
 
 
 @contextmanager
