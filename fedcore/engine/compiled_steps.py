@@ -39,16 +39,18 @@ class CompiledSteps:
     def take(self, carry: Tree, loss: Tensor) -> tuple[Tree, Tensor, int]:
         """Return the carry after the steps that were taken, the loss with theirs, and their number."""
         batches, total, taken = self._batches, self._batches.schedule.steps, 0
+        refused: set[str | None] = set()
         for size, exchanged in self._ways(carry):
             begins = range(taken, total - size + 1, size)
+            if not begins or exchanged in refused:
+                continue
             places = None if exchanged is None else self._places(carry, exchanged, len(begins) * size)
-            if not begins or (places is None and exchanged is not None):
+            if places is None and exchanged is not None:
                 continue
             loop = self._loop(carry, batches.several(taken, size), size, places)
-            if loop is None and exchanged is not None:
-                continue
             if loop is None:
-                break
+                refused.add(exchanged)
+                continue
             leaves = flat(carry)[0]
             space = None if places is None else ExampleSpace(batches.all_inputs(), leaves, places)
             leaves = leaves if space is None else space.enter(leaves)
