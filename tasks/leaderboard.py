@@ -96,7 +96,9 @@ def _caption(table: list[dict[str, str]]) -> str:
     if "last round" in chosen:
         when = "at the last round, for want of a validation split"
     interval = f"± is the 95 % interval over {seeds} seeds" if seeds > 1 else "one seed, so no interval"
-    return f"Test accuracy in %, {when}; {interval}."
+    last = table[0]["averaged"]
+    mean = f"; last {last}: mean of the last {last} evaluated rounds" if last else ""
+    return f"Test accuracy in %, {when}{mean}; {interval}."
 
 
 def _cells(row: dict[str, str]) -> dict[str, str]:

@@ -96,7 +96,8 @@ def test_the_mean_of_the_last_rounds_is_compared_where_it_is_asked_for(
     assert float(table[0]["personal_average"]) == pytest.approx(0.8)
     assert float(table[0]["personal_average_difference"]) == pytest.approx(0.225)
     assert table[2]["global_average"] == ""
-    header, first = capsys.readouterr().out.splitlines()[:2]
+    header, first, *_, caption = capsys.readouterr().out.splitlines()
+    assert "last 2: mean of the last 2 evaluated rounds" in caption
     assert "personal, last 2" in header
     assert "global, last 2" in header
     assert "80.0 ±" in first
