@@ -263,3 +263,18 @@ def test_a_weight_that_becomes_something_else_too_is_left_alone(results):
 def test_inputs_that_are_not_scaled_as_the_examples_are_left_alone():
     graph, _ = _graph(_plain, scale=False)
     assert not rewrite(graph, PLACES)
+
+
+def test_a_step_on_other_rows_than_its_slopes_are_of_is_left_alone():
+    def crossed(weight, other, batches, lr, offset, factor):
+        scaled = (batches - offset) * factor
+        one, two = scaled[0], scaled[1]
+        slopes = torch.tanh(one @ weight.t() + other)
+        weight = weight - lr * (slopes.t() @ two)
+        slopes = torch.tanh(two @ weight.t() + other)
+        return [weight - lr * (slopes.t() @ one), other, slopes.sum()]
+
+    shapes = (OUTPUTS, INPUTS), (OUTPUTS,), (2, B, INPUTS), (), (INPUTS,), (INPUTS,)
+    graph = make_fx(crossed, tracing_mode="fake")(*map(torch.randn, shapes))
+    fuse_updates(graph)
+    assert not rewrite(graph, PLACES)
