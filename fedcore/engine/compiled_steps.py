@@ -93,4 +93,5 @@ class CompiledSteps:
             return self._training.steps(carry, chunk, view._replace(round=round), self._learning, by_transform)
 
         name, key = f"steps of phase '{self._view.phase}'", (self._learning, size)
+        name += "" if places is None else " in the space of examples"
         return self._compiler.loop(name, key, steps, self._view.round, carry, batches, self._constants, places)

@@ -98,6 +98,19 @@ def test_what_does_more_with_weight_or_inputs_keeps_its_steps_bit_for_bit(exchan
     assert toys.equal(tried.server.params, kept.server.params)
 
 
+def test_an_exchange_that_breaks_is_said_and_leaves_compiled_steps(exchanges, traced, monkeypatch):
+    def broken(graph, places):
+        raise ValueError("no such graph")
+
+    monkeypatch.setattr(compiled, "rewrite", broken)
+    work = toys.training(compile="always", rounds=1)
+    kept = work.run()
+    said = "steps of phase 'train' in the space of examples ran uncompiled: ValueError: no such graph"
+    assert work.executor.remarks == [said]
+    monkeypatch.setattr(compiled_steps, "is_worthwhile", lambda num_examples, steps, rows, weight: False)
+    assert toys.equal(kept.server.params, toys.training(compile="always", rounds=1).run().server.params)
+
+
 @pytest.mark.parametrize(
     "composed",
     [
