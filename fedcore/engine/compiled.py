@@ -17,9 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcore.engine.convolutions import as_products
 from fedcore.engine.example_space import Places, exchanged, rewrite
 from fedcore.engine.fused_updates import fuse_updates
 from fedcore.engine.observed import Observed
+from fedcore.engine.pooling import as_comparisons
 from fedcore.trees import Tree
 
 Steps = Callable[[Tree, Any, Any, Any], tuple[Tree, Tensor]]  # carry, batches, view's tensors, round -> carry, loss
@@ -153,6 +155,7 @@ class Compiler:
 def _compiled(
     steps: Steps, round: Observed, arguments: Any, tensors: list[Tensor], places: Places | None
 ) -> Callable[..., list[Tensor]] | None:
+    from torch._functorch.compile_utils import fx_graph_cse
     from torch._inductor import compile as inductor
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -165,7 +168,8 @@ def _compiled(
 
     # A tracer tells arguments apart by identity, and a client's parameters are also its anchor.
     examples = [tensor.clone() for tensor in tensors]
-    graph = make_fx(function, tracing_mode="fake")(*examples)
+    graph = make_fx(function, decomposition_table={**as_products(), **as_comparisons()}, tracing_mode="fake")(*examples)
+    graph.graph = fx_graph_cse(graph.graph)  # a gradient looks at the patches that the output was made of
     fuse_updates(graph)
     if places is not None:
         if not rewrite(graph, places):

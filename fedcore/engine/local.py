@@ -106,7 +106,7 @@ class LocalTraining:
 
     def __init__(self, composition: Composition, net: Net, train: Train, augmentation: Augmentation | None = None):
         self.composition = composition
-        self.net = net
+        self.net = net.reduced(torch.bfloat16) if train.precision == "bfloat16" else net
         self.train = train
         self._augmentation = augmentation
         self.plain = composition.plain_names(net)

@@ -116,6 +116,7 @@ class Net:
         self._modules = _ThreadModules(template)
         self._training = False
         self._has_images = any(isinstance(part, nn.Conv2d) for part in module.modules())
+        self._reduced: torch.dtype | None = None  # of products and convolutions
         self.buffers: Params = self.initial_buffers
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Net:
@@ -125,6 +126,12 @@ class Net:
         net.initial_buffers = {n: b.to(device, dtype) for n, b in self.initial_buffers.items()}
         net._modules = _ThreadModules(copy.deepcopy(self._modules.template).to(device, dtype))
         net.buffers = net.initial_buffers
+        return net
+
+    def reduced(self, dtype: torch.dtype) -> Net:
+        """Return this net with its products and convolutions in a type of fewer bits; what it returns is single."""
+        net = copy.copy(self)
+        net._reduced = dtype
         return net
 
     def bind(self, buffers: Mapping[str, Tensor], *, training: bool) -> Net:
@@ -201,5 +208,10 @@ class Net:
         if stretch != _WHOLE:
             module = nn.Sequential(OrderedDict(list(module.named_children())[stretch]))
             tensors = {n: t for n, t in tensors.items() if n.split(".", 1)[0] in module._modules}
-        result: Tensor = functional_call(module, tensors, (x,))
-        return result
+        if self._reduced is None:
+            result: Tensor = functional_call(module, tensors, (x,))
+            return result
+        # Without the cache: it would keep casts of a client's parameters for the next one's.
+        with torch.autocast(x.device.type, self._reduced, cache_enabled=False):
+            result = functional_call(module, tensors, (x,))
+        return result.float()

@@ -174,7 +174,8 @@ def test_a_stack_of_clients_has_each_clients_gradients(case):
         alone, own_buffers = grad(loss, has_aux=True)(*own, x[client], y[client])
         for name, value in alone.items():
             torch.testing.assert_close(stacked[name][client], value, msg=lambda text, name=name: f"{name}: {text}")
-            assert value.abs().max() > 0, name
+            # One number for all places changes no softmax over them: what there is of this gradient is rounding.
+            assert name.endswith("score.bias") or value.abs().max() > 0, name
         for name, value in own_buffers.items():
             torch.testing.assert_close(new_buffers[name][client], value)
             assert not torch.equal(value, buffers[name][client]), name
