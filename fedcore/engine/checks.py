@@ -7,7 +7,7 @@ import numpy as np
 from fedcore.compose import Composition
 from fedcore.config import Train
 from fedcore.data.federation import Federation
-from fedcore.engine import augment
+from fedcore.engine import augment, precision
 from fedcore.engine.executors import resolve_device
 from fedcore.models.net import Net
 
@@ -77,7 +77,9 @@ def check_training(
     wrong = augment.problem(train.augment, data.input_shape)
     if wrong is not None:
         raise ValueError(f"methods.{label}: train.augment: {wrong}")
-    resolve_device(train.device)
+    wrong = precision.problem(train, resolve_device(train.device))
+    if wrong is not None:
+        raise ValueError(f"methods.{label}: {wrong}")
     try:
         composition.check(net, train)
     except ValueError as error:

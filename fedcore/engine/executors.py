@@ -74,8 +74,9 @@ def make_executor(
     compiler = Compiler() if is_compiled else None
     if name == "stacked":
         return StackedExecutor(training, examples, train.block_size, compiler)
-    workers = min(train.workers, os.cpu_count() or 1)
-    if workers > 1 and compiler is None and examples.device.type == "cpu" and can_fork():
+    # On a GPU threads would only wait for each other.
+    workers = min(train.workers, os.cpu_count() or 1) if examples.device.type == "cpu" else 1
+    if workers > 1 and compiler is None and can_fork():
         return ForkedExecutor(SerialExecutor(training, examples), federation, workers)
     return SerialExecutor(training, examples, workers, compiler)
 

@@ -28,9 +28,9 @@ def _maximum(
     stride: list[int] | None = None,
     padding: list[int] | int = 0,
     dilation: list[int] | int = 1,
-    rounds_up: bool = False,
+    ceil: bool = False,
 ) -> Any:
-    size = _window(x, kernel, stride, padding, dilation, rounds_up)
+    size = _window(x, kernel, stride, padding, dilation, ceil)
     if size is None:
         return NotImplemented
     windows = _windows(x.permute(0, 2, 3, 1), size)
@@ -51,10 +51,10 @@ def _gradient(
     stride: list[int] | None,
     padding: list[int],
     dilation: list[int],
-    rounds_up: bool,
+    ceil: bool,
     places: Tensor,
 ) -> Any:
-    size = _window(x, kernel, stride, padding, dilation, rounds_up)
+    size = _window(x, kernel, stride, padding, dilation, ceil)
     if size is None:
         return NotImplemented
     height, width = size
@@ -66,12 +66,10 @@ def _gradient(
     return images.permute(0, 3, 1, 2)
 
 
-def _window(
-    x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, rounds_up: bool
-) -> tuple[int, int] | None:
+def _window(x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool) -> tuple[int, int] | None:
     """Return height and width of windows that lie side by side in images; None for any others."""
     height, width = _pair(kernel)
-    if x.dim() != 4 or rounds_up or _pair(padding) != (0, 0) or _pair(dilation) != (1, 1):
+    if x.dim() != 4 or ceil or _pair(padding) != (0, 0) or _pair(dilation) != (1, 1):
         return None
     return (height, width) if not stride or _pair(stride) == (height, width) else None
 
@@ -87,4 +85,4 @@ def _windows(rows: Tensor, size: tuple[int, int]) -> Tensor:
     height, width = size
     down, right = rows.shape[1] // height, rows.shape[2] // width
     rows = rows[:, : down * height, : right * width]
-    return rows.unflatten(2, (right, width)).unflatten(1, (down, height))
+    return rows.reshape(len(rows), down, height, right, width, rows.shape[3])

@@ -14,6 +14,7 @@ from fedcore.engine.compiled import Compiler
 from fedcore.engine.compiled_steps import CompiledSteps
 from fedcore.engine.gradients import by_autograd
 from fedcore.engine.local import Assignment, Examples, Job, LocalTraining, Outcome, as_tensors, validation_batch
+from fedcore.engine.precision import products
 from fedcore.engine.turns import Turns
 from fedcore.trees import tree_map
 from fedcore.types import Batch, State, View
@@ -59,7 +60,9 @@ class SerialExecutor:
         if self.workers == 1:
             with _one_thread():
                 for job in jobs:
-                    yield self._client(job, assignment)
+                    with products(self.training.train, self.examples.device):
+                        outcome = self._client(job, assignment)
+                    yield outcome
             return
         turns = Turns(iter(jobs), self.workers)
         under_way: dict[Future[Outcome], int] = {}

@@ -11,6 +11,7 @@ from fedcore.engine.compiled import Compiler
 from fedcore.engine.lane_group import Group
 from fedcore.engine.lane_memory import LaneLimit, free_bytes, lane_bytes, release
 from fedcore.engine.local import Assignment, Examples, Job, LocalTraining, Outcome
+from fedcore.engine.precision import products
 
 
 class StackedExecutor:
@@ -80,7 +81,8 @@ class StackedExecutor:
         """Return the outcomes; none if memory ran out, with fewer lanes for the next attempt."""
         group = Group(self.training, self.examples, self.compiler, self.limit, jobs, assignment)
         try:
-            return group.outcomes()
+            with products(self.training.train, self.examples.device):
+                return group.outcomes()
         except torch.OutOfMemoryError:
             lanes = group.lanes
         # Only here, when the error and with it all that the attempt held has gone.

@@ -129,7 +129,10 @@ class Net:
         return net
 
     def reduced(self, dtype: torch.dtype) -> Net:
-        """Return this net with its products and convolutions in a type of fewer bits; what it returns is single."""
+        """Return this net with its products and convolutions in a type of fewer bits.
+
+        What goes in and comes out, parameters included, is of the type it has anyway.
+        """
         net = copy.copy(self)
         net._reduced = dtype
         return net
@@ -214,4 +217,4 @@ class Net:
         # Without the cache: it would keep casts of a client's parameters for the next one's.
         with torch.autocast(x.device.type, self._reduced, cache_enabled=False):
             result = functional_call(module, tensors, (x,))
-        return result.float()
+        return result.to(x.dtype) if x.is_floating_point() else result.float()
