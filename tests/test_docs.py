@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
@@ -17,6 +17,7 @@ from tests.test_readme import README, ROOT
 
 METHODS = ROOT / "docs" / "methods"
 DATA = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+TRAINING = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 MODELS = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
 INDEX = (METHODS / "README.md").read_text(encoding="utf-8")
 PAGES = sorted(path for path in METHODS.glob("*.md") if path.name != "README.md")
@@ -56,7 +57,7 @@ def read(path: Path) -> str:
 def blocks() -> list[Any]:
     """Return every YAML block of the pages, with its page and line as the test's name."""
     found = []
-    for path in [*PAGES, METHODS / "README.md", ROOT / "docs" / "data.md"]:
+    for path in [*PAGES, METHODS / "README.md", ROOT / "docs" / "data.md", ROOT / "docs" / "training.md"]:
         for block in re.finditer(r"^```yaml\n(.*?)^```", read(path), re.S | re.M):
             line = read(path)[: block.start()].count("\n") + 1
             found.append(pytest.param(block[1], id=f"{path.name}:{line}"))
@@ -185,6 +186,29 @@ def test_the_data_page_has_the_keys_of_all_schemes_with_their_defaults() -> None
     assert {key: parsed(cells[1]) for key, cells in table.items()} == {
         name: field.default for name, field in config.Splits.model_fields.items()
     }
+
+
+def test_the_training_page_has_every_key_with_its_default() -> None:
+    found = {}
+    for heading in ("Learning", "Evaluation and newcomers", "Where and how it runs"):
+        table = {key: parsed(cells[1].strip("`")) for key, cells in rows(TRAINING, heading, "key").items()}
+        assert not set(table) & set(found)
+        found.update(table)
+    train = config.Train()
+    expected = train.model_dump(mode="json", exclude={"augment", "ray"})
+    expected.update({f"augment.{key}": value for key, value in train.augment.model_dump(mode="json").items()})
+    expected.update({f"ray.{key}": value for key, value in train.ray.model_dump(mode="json").items()})
+    assert found == expected
+
+
+@pytest.mark.parametrize("section", [config.Train, type(config.Train().ray)], ids=["train", "ray"])
+def test_the_training_page_has_every_choice(section: type[BaseModel]) -> None:
+    prefix = "" if section is config.Train else "ray."
+    for name, field in section.model_fields.items():
+        if get_origin(field.annotation) is Literal:
+            line = re.search(rf"^\| `{re.escape(prefix + name)}` \|.*$", TRAINING, re.M)
+            assert line, name
+            assert set(get_args(field.annotation)) <= set(re.findall(r"\w+", line[0])), name
 
 
 def test_the_data_page_has_the_keys_of_generators_with_their_defaults() -> None:
