@@ -4,6 +4,8 @@
 
 RUN := . ./env.sh &&
 UI_PORT ?= 5000
+# MLflow's pages open on its tools for language models; this is where trainings and models are.
+UI = http://127.0.0.1:$(UI_PORT)/\#/experiments?workflowType=machine_learning
 PORT ?= 5001
 REGISTRY = $(if $(EXPERIMENT),--experiment "$(EXPERIMENT)") $(if $(KIND),--kind "$(KIND)")
 
@@ -18,7 +20,7 @@ repro: setup ## run the whole pipeline; only what a change touches is run again
 	@$(RUN) python -m tasks.compare --print
 	@echo "report       reports/index.html (opens offline)"
 	@echo "every run    runs/<method>-<seed>/"
-	@echo "tracking     make ui, then http://127.0.0.1:$(UI_PORT)"
+	@echo "tracking     make ui, then $(UI)"
 
 experiment: setup ## run a comparison of the papers in a copy: make experiment NAME=dbe_fashion_mnist
 	@sh experiments/run.sh "$(NAME)"
@@ -70,6 +72,7 @@ night: setup ## play six nights in fast-forward, in a copy: new data, bad data, 
 	@$(RUN) python experiments/night.py $(ARGS)
 
 ui: setup ## open the MLflow pages on http://127.0.0.1:5000
+	@echo "trainings and models: $(UI)"
 	@$(RUN) MLFLOW_BACKEND_STORE_URI="$$MLFLOW_TRACKING_URI" mlflow ui --host 127.0.0.1 --port $(UI_PORT)
 
 publish: setup ## recreate tracking runs that are missing, from runs/

@@ -98,7 +98,12 @@ def test_in_bfloat16_every_plain_convolution_is_a_product():
     assert (found.float() - expected).abs().max() < 0.01 * expected.abs().max()
 
 
-WINDOWS = {"2x2": (2, None, (6, 8)), "2x3": ((2, 3), (2, 3), (6, 9)), "what is left over": (2, 2, (7, 5))}
+WINDOWS = {
+    "2x2": (2, None, (6, 8)),
+    "2x3": ((2, 3), (2, 3), (6, 9)),
+    "left over": (2, 2, (7, 5)),
+    "below": (2, 2, (7, 6)),
+}
 
 
 @pytest.mark.parametrize("case", WINDOWS)
