@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -10,16 +9,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 _aten = torch.ops.aten
-_FEW = 64  # numbers in a patch, up to which a convolution leaves a processor idle in single precision
-
-Rules = dict[Any, Callable[..., Any]]
+_FEW = 64  # numbers in a patch, up to which products are faster in single precision
 
 
-def as_products() -> Rules:
-    """Return what a tracer makes of convolutions and their gradients.
+def as_products() -> dict[Any, Any]:
+    """Return what a tracer makes of convolutions and their gradients, by operator.
 
-    A convolution of patches with few numbers (a first layer on images of one channel) is slow in every library, and so
-    is any in bfloat16. Both become a product of the patches, one in each row, with the kernels. Others stay.
+    On a CPU convolutions of patches with few numbers (a first layer on images of one channel), and all in bfloat16, are
+    slower than the product of the patches, one in each row, with the kernels; see docs/decisions.md. Others stay.
     """
     return {_aten.convolution.default: _convolution, _aten.convolution_backward.default: _gradient}
 
@@ -40,19 +37,9 @@ class _Shape(NamedTuple):
         return down, right
 
 
-def _convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    is_transposed: bool,
-    output_padding: list[int],
-    groups: int,
-) -> Any:
-    shape = _shape(x, weight, stride, padding, dilation, is_transposed, groups)
-    if shape is None or not _is_slow(weight):
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Any:
+    shape = _shape(x, weight, *settings)
+    if shape is None:
         return NotImplemented
     out = _patches(x, shape) @ _kernels(weight).t()
     if bias is not None:
@@ -61,21 +48,10 @@ def _convolution(
     return out.view(len(x), high, wide, len(weight)).permute(0, 3, 1, 2)
 
 
-def _gradient(
-    slopes: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias_sizes: list[int] | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    is_transposed: bool,
-    output_padding: list[int],
-    groups: int,
-    wanted: list[bool],
-) -> Any:
-    shape = _shape(x, weight, stride, padding, dilation, is_transposed, groups)
-    if shape is None or not _is_slow(weight) or (wanted[0] and shape.stride != (1, 1)):
+def _gradient(slopes: Tensor, x: Tensor, weight: Tensor, bias_sizes: list[int] | None, *settings: Any) -> Any:
+    *settings_of_output, wanted = settings
+    shape = _shape(x, weight, *settings_of_output)
+    if shape is None or (wanted[0] and shape.stride != (1, 1)):
         return NotImplemented
     rows = slopes.permute(0, 2, 3, 1)
     flat = rows.flatten(0, 2)
@@ -83,26 +59,30 @@ def _gradient(
     if wanted[0]:
         of_x = _unpatched((flat @ _kernels(weight)).view(*rows.shape[:3], *shape.kernel, x.shape[1]), shape)
     if wanted[1]:
-        height, width = shape.kernel
         product = flat.t() @ _patches(x, shape)
-        of_weight = product.view(len(weight), height, width, x.shape[1]).permute(0, 3, 1, 2)
+        of_weight = product.view(len(weight), *shape.kernel, x.shape[1]).permute(0, 3, 1, 2)
     if wanted[2]:
         of_bias = flat.sum(0)
     return of_x, of_weight, of_bias
 
 
 def _shape(
-    x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], transposed: bool, groups: int
+    x: Tensor,
+    weight: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    is_transposed: bool,
+    output_padding: list[int],
+    groups: int,
 ) -> _Shape | None:
-    """Return what a plain convolution of images is like; None for any other."""
-    if x.dim() != 4 or transposed or groups != 1 or any(d != 1 for d in dilation):
+    """Return what a convolution that becomes a product is like; None for one that stays."""
+    if x.dim() != 4 or is_transposed or groups != 1 or any(d != 1 for d in dilation):
+        return None
+    if weight.dtype != torch.bfloat16 and weight[0].numel() > _FEW:
         return None
     (down, right), (above, left) = stride, padding
     return _Shape((down, right), (above, left), (weight.shape[2], weight.shape[3]))
-
-
-def _is_slow(weight: Tensor) -> bool:
-    return weight.dtype == torch.bfloat16 or weight[0].numel() <= _FEW
 
 
 def _kernels(weight: Tensor) -> Tensor:
@@ -129,15 +109,10 @@ def _patches(x: Tensor, shape: _Shape) -> Tensor:
 def _unpatched(patches: Tensor, shape: _Shape) -> Tensor:
     """Return the sum of overlapping patches [B, H', W', h, w, C] where they lie in images [B, C, H, W]."""
     height, width = shape.kernel
-    rows = _sum([pad(patches[:, :, :, :, j], (0, 0, 0, 0, j, width - 1 - j)) for j in range(width)])
-    images = _sum([pad(rows[:, :, :, i], (0, 0, 0, 0, i, height - 1 - i)) for i in range(height)])
+    along = [pad(patches[:, :, :, :, j], (0, 0, 0, 0, j, width - 1 - j)) for j in range(width)]
+    rows = sum(along[1:], start=along[0])
+    down = [pad(rows[:, :, :, i], (0, 0, 0, 0, i, height - 1 - i)) for i in range(height)]
+    images = sum(down[1:], start=down[0])
     above, left = shape.padding
     images = images[:, above : images.shape[1] - above, left : images.shape[2] - left]
     return images.permute(0, 3, 1, 2)
-
-
-def _sum(terms: list[Tensor]) -> Tensor:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total

@@ -22,10 +22,10 @@ def problem(train: Train, device: torch.device) -> str | None:
 
 
 @contextmanager
-def products(train: Train, device: torch.device) -> Iterator[None]:
-    """Keep single precision what it says on a GPU, whose convolutions are TF32 by default, or make all of it TF32.
+def products(precision: str, device: torch.device) -> Iterator[None]:
+    """Make a GPU's products of single-precision numbers TF32 if `precision` says so, and single precision otherwise.
 
-    The switch is the process's: nothing else may compute meanwhile.
+    Without it PyTorch computes convolutions in TF32. The switch is the process's: nothing else may compute meanwhile.
     """
     if device.type != "cuda":
         yield
@@ -33,7 +33,7 @@ def products(train: Train, device: torch.device) -> Iterator[None]:
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
     before = [switch.fp32_precision for switch in switches]
     for switch in switches:
-        switch.fp32_precision = "tf32" if train.precision == "tf32" else "ieee"
+        switch.fp32_precision = "tf32" if precision == "tf32" else "ieee"
     try:
         yield
     finally:

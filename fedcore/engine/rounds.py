@@ -25,6 +25,7 @@ from fedcore.engine.evaluate import Scorer
 from fedcore.engine.further_views import further_views
 from fedcore.engine.local import Assignment, Examples, Folding, Job, LocalTraining, Outcome
 from fedcore.engine.optim import learning_rate, step_mass
+from fedcore.engine.precision import products
 from fedcore.engine.progress import Progress, resume, save
 from fedcore.engine.schedule import schedule
 from fedcore.engine.server import Reduction, Server
@@ -102,6 +103,13 @@ class Training:
         if checkpoint:
             self.progress.store.keep_in(checkpoint.client_file)
             resume(self.progress, checkpoint, self.examples.device)
+        # Local training chooses its own products; what the server computes and scores is single precision.
+        with products("float32", self.examples.device):
+            self._rounds(tracker, checkpoint)
+        return self.progress
+
+    def _rounds(self, tracker: Tracker, checkpoint: Checkpoint | None) -> None:
+        """Train the rounds that are left."""
         progress = self.progress
         total = self.train.rounds + self.train.newcomer_rounds
         tracker.start(total, max(progress.next_round, 0))
@@ -128,7 +136,6 @@ class Training:
             if checkpoint and done < total and (late or done % self.train.checkpoint_every == 0):
                 save(progress, checkpoint)
                 saved_at = time.monotonic()
-        return progress
 
     # --- one round ---
 

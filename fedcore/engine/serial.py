@@ -60,7 +60,7 @@ class SerialExecutor:
         if self.workers == 1:
             with _one_thread():
                 for job in jobs:
-                    with products(self.training.train, self.examples.device):
+                    with products(self.training.train.precision, self.examples.device):
                         outcome = self._client(job, assignment)
                     yield outcome
             return

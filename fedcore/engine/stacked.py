@@ -81,7 +81,7 @@ class StackedExecutor:
         """Return the outcomes; none if memory ran out, with fewer lanes for the next attempt."""
         group = Group(self.training, self.examples, self.compiler, self.limit, jobs, assignment)
         try:
-            with products(self.training.train, self.examples.device):
+            with products(self.training.train.precision, self.examples.device):
                 return group.outcomes()
         except torch.OutOfMemoryError:
             lanes = group.lanes

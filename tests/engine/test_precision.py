@@ -1,10 +1,13 @@
 """How many bits the products of local training have."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
-from fedcore.engine import precision
+from fedcore.engine import precision, rounds, serial, stacked
 from fedcore.engine.checks import check_training
+from fedcore.models.net import Net
 from fedcore.trees import flatten
 from tests import toys
 
@@ -77,11 +80,10 @@ def test_of_double_precision_nothing_is_reduced():
 def test_a_gpus_products_are_as_chosen_and_then_as_before(name, chosen, mode):
     switch = SWITCHES[name]
     before = switch.fp32_precision
-    train = toys.training(precision="float32").train.model_copy(update={"precision": chosen})
     within = []
 
     def fails():
-        with precision.products(train, GPU):
+        with precision.products(chosen, GPU):
             within.append(switch.fp32_precision)
             raise ZeroDivisionError
 
@@ -89,8 +91,36 @@ def test_a_gpus_products_are_as_chosen_and_then_as_before(name, chosen, mode):
         fails()
     assert within == [mode]
     assert switch.fp32_precision == before
-    with precision.products(train, torch.device("cpu")):
+    with precision.products(chosen, torch.device("cpu")):
         assert switch.fp32_precision == before
+
+
+@pytest.mark.parametrize("executor", ["serial", "stacked"])
+def test_clients_train_as_chosen_and_the_server_scores_in_single_precision(executor, monkeypatch):
+    """Which of the nested choices is the innermost one, as if it were a GPU."""
+    chosen, seen = [], []
+
+    @contextmanager
+    def recorded(choice, device):
+        assert device.type == "cpu"
+        chosen.append(choice)
+        yield
+        chosen.pop()
+
+    for module in (rounds, serial, stacked):
+        monkeypatch.setattr(module, "products", recorded)
+    training = toys.training(precision="tf32", executor=executor, rounds=1)
+
+    call = Net._call
+
+    def watched(self, *arguments, **named):
+        seen.append(("steps" if self._training else "scores", chosen[-1]))
+        return call(self, *arguments, **named)
+
+    monkeypatch.setattr(Net, "_call", watched)
+    training.run()
+    assert set(seen) == {("steps", "tf32"), ("scores", "float32")}
+    assert not chosen
 
 
 def test_tf32_is_refused_on_a_cpu():
