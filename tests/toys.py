@@ -22,6 +22,7 @@ from fedcore.engine.local import Examples
 from fedcore.engine.rounds import Progress, Training
 from fedcore.models.net import Net
 from fedcore.seeds import stream
+from fedcore.trees import tree_map
 
 SIZES = (20, 9, 8, 31, 3)  # train examples per client: padded last batches and idle steps in a block
 CPU = torch.device("cpu")
@@ -94,6 +95,7 @@ def training(
     *,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
     resources: dict[str, Any] | None = None,
     protected: np.ndarray | None = None,
     **train: Any,
@@ -109,13 +111,14 @@ def training(
     data = fed.dataset
     if model is None:
         model = net(classes=composed.num_outputs(data.num_classes))
-    built = model.to(CPU, dtype)
+    built = model.to(device, dtype)
     if protected is None:
         values = data.inputs.reshape(len(data.inputs), -1)[:, :2]
         protected = (values > values.mean(0)).astype(np.uint8)
-    examples = Examples(data.inputs, data.labels, data.offset, data.scale, CPU, dtype, protected)
+    examples = Examples(data.inputs, data.labels, data.offset, data.scale, device, dtype, protected)
     executor = make_executor(composed, built, section, examples, fed)
-    return Training(composed, built, fed, section, seed, executor, examples, resources or shared_data(fed, dtype))
+    held = tree_map(lambda t: t.to(device), resources or shared_data(fed, dtype))
+    return Training(composed, built, fed, section, seed, executor, examples, held)
 
 
 def run(*args: Any, **kwargs: Any) -> Progress:

@@ -123,7 +123,8 @@ class Adversary(Addon):
             terms = _cross_entropies(logits, 1 - batch.protected)
         else:
             terms = -_cross_entropies(logits, batch.protected)
-        return (batch.mean(terms) * terms.new_tensor(self.strengths)).mean(), state
+        weighted = [strength * term for strength, term in zip(self.strengths, batch.mean(terms), strict=True)]
+        return torch.stack(weighted).mean(), state
 
     def protected_scores(self, net: Net, params: Params, features: Tensor) -> Tensor | None:
         """Return r's outputs [B, P], between 0 and 1; None where `params` has no r."""

@@ -216,3 +216,18 @@ def test_a_device_that_is_not_there_is_one_line(prepared, step):
     code, lines = step(plan.main, *PLAN)
     assert code == 1
     assert lines[0].startswith("error: train.device: 'tpu9' is no device. Valid: auto, cpu")
+
+
+def test_a_preset_that_overrules_the_training_section_says_so(project, step):
+    dbe = {"method": "fedavg", "add": {"dbe": {"preset": "paper"}}}
+    project.parameters["methods"]["dbe"] = dbe
+    project.edit("train.lr", 0.1)
+    code, lines = step(check.main, "--out", "data/check.json")
+    assert code == 0
+    assert lines == [
+        "note: methods.dbe: its preset sets train.batch_size to 10, not 32; methods.dbe.train.batch_size would win",
+        "note: methods.dbe: its preset sets train.lr to 0.005, not 0.1; methods.dbe.train.lr would win",
+    ]
+    project.parameters["train"]["batch_size"] = 10
+    project.edit("methods.dbe", {**dbe, "train": {"lr": 0.1}})
+    assert step(check.main, "--out", "data/check.json") == (0, [])

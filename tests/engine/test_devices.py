@@ -1,0 +1,119 @@
+"""What a training asks of a device that is not the host, seen on one that holds shapes alone."""
+
+from unittest import mock
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+from torch.func import grad, vmap
+from torch.nn.functional import cross_entropy
+
+from fedcore import models
+from fedcore.compose import Composition
+from fedcore.config import Model as ModelConfig
+from fedcore.engine.local import LocalTraining
+from tests import toys
+from tests.methods.cases import ADDONS, COMBINATIONS, METHODS
+from tests.models.test_published_models import SMALL
+from tests.pretended import META, Pretended
+
+CASES = {**METHODS, **ADDONS, **COMBINATIONS}
+# https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html: a GPU refuses them.
+REFUSED = {
+    "_adaptive_avg_pool2d_backward",
+    "_adaptive_avg_pool3d_backward",
+    "_ctc_loss_backward",
+    "_embedding_bag_backward",
+    "adaptive_max_pool2d_backward",
+    "avg_pool3d_backward",
+    "bincount",
+    "fractional_max_pool2d_backward",
+    "grid_sampler_2d_backward",
+    "histc",
+    "max_unpool2d",
+    "median",
+    "nll_loss2d_forward",
+    "put",
+    "put_",
+    "reflection_pad1d_backward",
+    "reflection_pad2d_backward",
+    "scatter_reduce",
+    "upsample_bicubic2d_backward",
+    "upsample_bilinear2d_backward",
+    "upsample_linear1d_backward",
+}
+FEW = toys.federation((9, 3))  # two steps and one: a lane idles, a batch is padded
+MODELS = {
+    **SMALL,
+    "softmax_regression": ({"name": "softmax_regression"}, (6,)),
+    "mlp": ({"name": "mlp", "hidden": [5]}, (6,)),
+    "cnn": ({"name": "cnn", "channels": [4, 6], "hidden": 16}, (1, 28, 28)),
+    "cnn, batch": ({"name": "cnn", "channels": [4, 6], "hidden": 16, "norm": "batch"}, (3, 32, 32)),
+    "lenet": ({"name": "lenet"}, (3, 32, 32)),
+    "group_cnn": ({"name": "group_cnn"}, (1, 28, 28)),
+}
+
+
+def _trained(*arguments, **settings):
+    """Train two rounds; return the device, and what crossed while steps were taken."""
+    device, within = Pretended(), []
+    step = LocalTraining.step
+
+    def watched(*arguments):
+        with device.alone() as crossings:
+            result = step(*arguments)
+        within.extend(crossings)
+        return result
+
+    checks = mock.patch.object(Composition, "check_resources")  # they look at values
+    with device, checks, mock.patch.object(LocalTraining, "step", watched):
+        toys.run(*arguments, device=META, rounds=2, **settings)
+    return device, within
+
+
+@pytest.mark.parametrize("executor", ["stacked", "serial"])
+@pytest.mark.parametrize("name", CASES)
+def test_steps_stay_on_the_device(name, executor):
+    case = CASES[name]
+    composed = toys.composition(case.method, case.add, **case.settings)
+    device, within = _trained(composed, FEW, executor=executor)
+    assert not within
+    assert not device.operators & REFUSED
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_gpu_refuses_no_gradient_of_a_model(name):
+    section, shape = MODELS[name]
+    net = models.build(TypeAdapter(ModelConfig).validate_python(section), shape, 3, 0).to(META)
+    kind = torch.int64 if name == "fast_text" else torch.float32
+    x, y = torch.zeros(2, 4, *shape, dtype=kind, device=META), torch.zeros(2, 4, dtype=torch.int64, device=META)
+
+    def loss(params, buffers, x, y):
+        bound = net.bind(buffers, training=True)
+        return cross_entropy(bound.classify(params, bound.features(params, x)), y)
+
+    of_each = [{n: torch.stack([t, t]) for n, t in tree.items()} for tree in (net.initial_params, net.initial_buffers)]
+    with Pretended() as device:
+        gradients = vmap(grad(loss))(*of_each, x, y)
+    assert gradients.keys() == net.initial_params.keys()
+    assert not device.crossings
+    assert not device.operators & REFUSED
+
+
+def test_what_a_gpu_refuses_is_known_here_by_the_same_names():
+    known = {name.removeprefix("aten::").split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    assert known >= REFUSED
+    x = torch.zeros(1, 1, 4, 4, device=META, requires_grad=True)
+    with Pretended() as device:
+        torch.nn.functional.interpolate(x, size=8, mode="bilinear").sum().backward()
+    assert device.operators & REFUSED == {"upsample_bilinear2d_backward"}
+
+
+def test_what_crosses_is_seen():
+    with Pretended() as device:
+        x = torch.zeros(3).to(META)
+        x[:2].cpu()
+        x.sum().item()
+        with pytest.raises(RuntimeError):
+            x + torch.zeros(3)
+    assert [crossing.direction for crossing in device.crossings] == ["to the device", "to the host", "to the host"]
