@@ -205,11 +205,8 @@ class Vhl(Addon):
         return images if self.std == 0.5 else images * (0.5 / self.std)
 
     def _label(self, virtual: Tensor) -> Tensor:
-        if self.labels is None:
-            return virtual
-        # Not by a table of labels: that would come from the host in every step.
-        found = torch.zeros_like(virtual)
-        for number, label in enumerate(self.labels):
+        found = virtual
+        for number, label in enumerate(self.labels or ()):  # a table of labels would come from the host in every step
             found = torch.where(virtual == number, label, found)
         return found
 
@@ -223,9 +220,8 @@ class Vhl(Addon):
         if self.variant == "vfa":
             anchors = view.server["anchors"]
             drawn = (anchors + self.anchor_std * batch.draws["vhl.noise"]).flatten(0, 1)
-            return self._calibration(
-                own, batch, drawn, torch.arange(len(drawn), device=drawn.device) % len(anchors)
-            ), state
+            labels = torch.arange(len(drawn), device=drawn.device) % len(anchors)
+            return self._calibration(own, batch, drawn, labels), state
         contrasts = self.variant == "full"
         if rows is None:
             return (self._calibration(own, batch, own[:0].detach(), batch.y[:0]) if contrasts else 0.0), state

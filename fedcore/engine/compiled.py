@@ -1,64 +1,64 @@
-"""Local steps as compiled functions: several of them unrolled into one, once for every structure of their arguments.
+"""Local steps as functions of tensors: several of them unrolled into one, once for every structure of their arguments.
 
-A function of tensors is traced with the tensors' shapes alone and handed to PyTorch's compiler, which fuses what a
-step does beside its matrix products. Whatever cannot be traced or compiled runs as it is, with the reason kept.
+A function is traced with the tensors' shapes alone and handed to a backend: PyTorch's compiler on a CPU (`inductor`),
+CUDA graphs on a GPU (`cuda_graphs`). Whatever cannot be traced or made into one runs as it is, with the reason kept.
 """
 
 from __future__ import annotations
 
-import logging
-import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
-from fedcore.engine.convolutions import as_products
-from fedcore.engine.example_space import Places, exchanged, rewrite
-from fedcore.engine.fused_updates import fuse_updates
+from fedcore.engine.example_space import Places
 from fedcore.engine.observed import Observed
-from fedcore.engine.pooling import as_comparisons
 from fedcore.trees import Tree
 
 Steps = Callable[[Tree, Any, Any, Any], tuple[Tree, Tensor]]  # carry, batches, view's tensors, round -> carry, loss
+Function = Callable[..., list[Tensor]]
 
 _MOST_ROUNDS = 4  # functions of one structure that differ in what they made of the round's number
-_LONGEST = 15  # of an epoch's steps, more often a multiple than 16
-_WORK = 16_000_000  # parameters times rows that are worth a call of their own
-_WORTHWHILE = 50_000  # client steps in a run below which compiling costs more than it gains
 
 
-def can_compile() -> bool:
-    """Return whether there is a C++ compiler here."""
-    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+class Backend(Protocol):
+    """Makes functions of traced steps."""
 
+    @property
+    def rules(self) -> dict[Any, Any]:
+        """What the tracer makes of operators, by operator."""
+        ...
 
-def is_worthwhile(steps: int) -> bool:
-    """Return whether a run of so many client steps earns back the time of compiling; the same on every machine."""
-    return steps >= _WORTHWHILE
+    @property
+    def exchanges(self) -> bool:
+        """Whether it can exchange a weight for its coordinates in the space of a client's examples."""
+        ...
 
+    def unrolled(self, num_params: int, rows: int) -> int:
+        """Return how many steps make one function."""
+        ...
 
-def unrolled(num_params: int, rows: int) -> int:
-    """Return how many steps make one function: many where a step is short, one where it is long."""
-    return max(1, min(_LONGEST, _WORK // max(num_params * rows, 1)))
+    def made(self, graph: GraphModule, examples: list[Tensor], places: Places | None) -> Function | None:
+        """Return the function; None if its steps do not allow the exchange at `places`."""
+        ...
 
 
 @dataclass
 class _Rounds:
     """The functions of one structure."""
 
-    functions: list[tuple[Observed, Callable[..., list[Tensor]] | None]] = field(default_factory=list)
+    functions: list[tuple[Observed, Function | None]] = field(default_factory=list)
     gave_up: bool = False
 
 
 class Loop:
     """One compiled function and the arguments that stay the same while a client trains."""
 
-    def __init__(self, function: Callable[..., list[Tensor]], constants: list[Tensor]):
+    def __init__(self, function: Function, constants: list[Tensor]):
         self._function = function
         self._constants = constants
 
@@ -70,7 +70,7 @@ class Loop:
 
 
 class Compiler:
-    """Compiles functions of local steps and keeps them.
+    """Makes functions of local steps and keeps them.
 
     Attributes
     ----------
@@ -78,7 +78,8 @@ class Compiler:
         What runs uncompiled, and why, in one line.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
         self._by_structure: dict[Any, _Rounds] = {}
         self._lock = threading.Lock()
         self.reasons: dict[str, str] = {}
@@ -87,6 +88,11 @@ class Compiler:
     def remarks(self) -> list[str]:
         """What runs uncompiled, in a line each."""
         return [f"{what} ran uncompiled: {why}" for what, why in self.reasons.items()]
+
+    def forget(self) -> None:
+        """Let go of all functions, and of the memory they hold; they are made anew when they are asked for."""
+        with self._lock:
+            self._by_structure.clear()
 
     def loop(
         self,
@@ -132,7 +138,7 @@ class Compiler:
         arguments: Any,
         tensors: list[Tensor],
         places: Places | None,
-    ) -> Callable[..., list[Tensor]] | None:
+    ) -> Function | None:
         for observed, function in entry.functions:
             if observed.looks_like(round):
                 return function
@@ -143,7 +149,10 @@ class Compiler:
             return None
         observed = Observed(round)
         try:
-            function = _compiled(steps, observed, arguments, tensors, places)
+            graph = _traced(steps, observed, arguments, tensors, self.backend.rules)
+            function = self.backend.made(graph, [tensor.clone() for tensor in tensors], places)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # whatever a method's own code makes of being traced
             self.reasons[name] = f"{type(error).__name__}: {(str(error).splitlines() or ['without a reason'])[0]}"
             entry.gave_up = True
@@ -152,48 +161,30 @@ class Compiler:
         return function
 
 
-def _compiled(
-    steps: Steps, round: Observed, arguments: Any, tensors: list[Tensor], places: Places | None
-) -> Callable[..., list[Tensor]] | None:
+def _traced(steps: Steps, round: Observed, arguments: Any, tensors: list[Tensor], rules: dict[Any, Any]) -> GraphModule:
     from torch._functorch.compile_utils import fx_graph_cse
-    from torch._inductor import compile as inductor
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def function(*given: Tensor) -> list[Tensor]:
         carry, batches, view = filled(arguments, iter(given))
         new, loss = steps(carry, batches, view, round)
-        # Kept as it came in, so that the next call finds what this one was compiled for.
+        # Kept as it came in, so that the next call finds what this one was made for.
         after = flat(in_order(new, carry))[0]
         return [*map(_like, after, flat(carry)[0]), loss]
 
+    _start_autograd()
     # A tracer tells arguments apart by identity, and a client's parameters are also its anchor.
     examples = [tensor.clone() for tensor in tensors]
-    graph = make_fx(function, decomposition_table={**as_products(), **as_comparisons()}, tracing_mode="fake")(*examples)
+    graph = make_fx(function, decomposition_table=rules, tracing_mode="fake")(*examples)
     graph.graph = fx_graph_cse(graph.graph)  # a gradient looks at the patches that the output was made of
-    fuse_updates(graph)
-    if places is not None:
-        if not rewrite(graph, places):
-            return None
-        examples = exchanged(examples, places)
-    # With the wrapper in C++ a call releases the interpreter's lock, so that clients run in threads side by side.
-    options = {"cpp_wrapper": True, "cpp.threads": 1, "compile_threads": 1, "fx_graph_cache": False}
-    with _without_advice():
-        compiled: Callable[..., list[Tensor]] = inductor(graph, [*examples], options=options)
-    with torch.no_grad():
-        compiled(*examples)
-    return compiled
+    return graph
 
 
-@contextmanager
-def _without_advice() -> Iterator[None]:
-    """Keep PyTorch from warning of a missing CUDA runtime when it compiles for a CPU."""
-    logger = logging.getLogger("torch.utils.cpp_extension")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
+def _start_autograd() -> None:
+    """Let autograd count the devices at its first use: the tracer adds one, and with its thread no process can fork."""
+    with torch.enable_grad():
+        zero = torch.zeros((), requires_grad=True)
+        torch.autograd.grad(zero + 0, zero)
 
 
 def flat(tree: Any) -> tuple[list[Tensor], list[Any]]:

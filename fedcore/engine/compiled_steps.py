@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedcore.engine.client_batches import ClientBatches
-from fedcore.engine.compiled import Compiler, Loop, filled, flat, unrolled
+from fedcore.engine.compiled import Compiler, Loop, filled, flat
 from fedcore.engine.example_space import ExampleSpace, Places, is_worthwhile, layer, padded
 from fedcore.engine.gradients import by_transform
 from fedcore.engine.local import Learning, LocalTraining, Scaling, scaled
@@ -67,11 +67,12 @@ class CompiledSteps:
         """Return steps per function, and the weight that is exchanged in it, in the order of preference."""
         params, width = carry["params"], self._batches.width
         learning = sum(params[n].numel() for n in self._learning.names)
+        unrolled = self._compiler.backend.unrolled
         size = unrolled(learning, width)
         shape = self._batches.examples.inputs.shape[1:]
         ways: list[tuple[int, str | None]] = [(size, None), (1, None)]
         exchanged = layer(params, self._learning.names, shape.numel())
-        if exchanged is not None:
+        if exchanged is not None and self._compiler.backend.exchanges:
             weight = params[exchanged]
             fewer = learning - weight.numel() + padded(self._batches.num_examples) * len(weight)
             ways = [(unrolled(fewer, width), exchanged), (size, exchanged), *ways]

@@ -12,8 +12,9 @@ from fedcore.compose import Composition
 from fedcore.config import Train
 from fedcore.data.federation import Federation
 from fedcore.engine.augment import Augmentation
-from fedcore.engine.compiled import Compiler, can_compile, is_worthwhile
+from fedcore.engine.backends import can_compile, make_compiler
 from fedcore.engine.forked import ForkedExecutor
+from fedcore.engine.inductor import is_worthwhile
 from fedcore.engine.local import Examples, LocalTraining
 from fedcore.engine.ray_executor import RayExecutor
 from fedcore.engine.rounds import Executor
@@ -71,7 +72,7 @@ def make_executor(
     is_compiled = compiles(train, examples.device, federation)
     if name == "ray":
         return RayExecutor(training, examples, federation, is_compiled)
-    compiler = Compiler() if is_compiled else None
+    compiler = make_compiler(examples.device) if is_compiled else None
     if name == "stacked":
         return StackedExecutor(training, examples, train.block_size, compiler)
     # On a GPU threads would only wait for each other.
@@ -89,23 +90,23 @@ def can_fork() -> bool:
 def compiles(train: Train, device: torch.device, federation: Federation) -> bool:
     """Return whether a run's local steps are compiled: where that can be done and, on ``auto``, pays for itself.
 
-    The length of a run is judged by its parameters alone, so that the same parameters give the same bytes everywhere
-    there is a compiler.
+    On a GPU, where they are recorded as CUDA graphs, that is when told to. The length of a run is judged by its
+    parameters alone, so that the same parameters give the same bytes everywhere there is a compiler.
     """
-    return can_compile() and _should_compile(train, device, federation)
+    return can_compile(device) and _should_compile(train, device, federation)
 
 
 def remarks(executor: Executor, train: Train, device: torch.device, federation: Federation) -> list[str]:
     """Return, in a line each, what of a training ran slower than it could and why."""
     missing = "local steps ran uncompiled: there is no C++ compiler here (g++ or clang++)"
-    is_missing = not can_compile() and _should_compile(train, device, federation)
+    is_missing = not can_compile(device) and _should_compile(train, device, federation)
     return [missing] * is_missing + executor.remarks
 
 
 def _should_compile(train: Train, device: torch.device, federation: Federation) -> bool:
-    if train.compile == "never" or device.type != "cpu":
-        return False
-    return train.compile == "always" or is_worthwhile(_steps(train, federation))
+    if train.compile != "auto":
+        return train.compile == "always"
+    return device.type == "cpu" and is_worthwhile(_steps(train, federation))
 
 
 def _steps(train: Train, federation: Federation) -> int:

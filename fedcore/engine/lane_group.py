@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
-from fedcore.engine.compiled import Compiler, Loop, filled, flat, unrolled
+from fedcore.engine.compiled import Compiler, Loop, filled, flat
 from fedcore.engine.gradients import by_transform
 from fedcore.engine.lane_batches import LaneBatches
 from fedcore.engine.lane_memory import LaneLimit
@@ -150,7 +150,7 @@ class Group:
         if self._compiler is None:
             return plan(steps, lanes), 1
         params = sum(carry["params"][name][0].numel() for name in learning.names)
-        size = unrolled(params * lanes, width)
+        size = self._compiler.backend.unrolled(params * lanes, width)
         return plan(steps, lanes, size), size
 
     def _resting(self, lanes: Tree) -> Tree:

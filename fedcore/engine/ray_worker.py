@@ -13,7 +13,7 @@ import fedcore
 from fedcore.compose import Composition
 from fedcore.config import Train
 from fedcore.engine.augment import Augmentation
-from fedcore.engine.compiled import Compiler
+from fedcore.engine.backends import make_compiler
 from fedcore.engine.local import Examples, Folded, Folding, LocalTraining, Outcome
 from fedcore.engine.serial import SerialExecutor
 from fedcore.engine.server import upload
@@ -49,7 +49,7 @@ class Worker:
         self._setup, self._share = setup, share
         self._device = torch.device(setup.device)
         self._net = setup.net.to(self._device, setup.dtype)
-        self._compiler = Compiler() if setup.compiles else None
+        self._compiler = make_compiler(self._device) if setup.compiles else None
         self._header: tuple[int, Tree] = (-1, {})
         self._resources: tuple[int, State] = (-1, {})
         self._executor = self._made()

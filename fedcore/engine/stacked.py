@@ -87,6 +87,8 @@ class StackedExecutor:
             lanes = group.lanes
         # Only here, when the error and with it all that the attempt held has gone.
         del group
+        if self.compiler is not None:
+            self.compiler.forget()
         release(self.examples.device)
         if len(jobs) == 1:
             raise ValueError(

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from fedcore.engine import compiled_steps, lane_group
-from fedcore.engine.compiled import Compiler, can_compile, is_worthwhile, unrolled
+from fedcore.engine import inductor
+from fedcore.engine.compiled import Compiler
 from fedcore.engine.executors import compiles, remarks
+from fedcore.engine.inductor import Inductor, can_compile, is_worthwhile, unrolled
 from fedcore.engine.observed import Observed
 from tests import toys
 
@@ -24,8 +25,7 @@ def test_there_is_a_compiler_here():
 @pytest.mark.parametrize(("executor", "lanes"), [("serial", None), ("stacked", None), ("stacked", 2)])
 def test_compiled_steps_agree(executor, lanes, monkeypatch):
     """Ragged clients, short last batches, momentum and weight decay; 3 steps a call and single ones."""
-    for module in (compiled_steps, lane_group):
-        monkeypatch.setattr(module, "unrolled", lambda num_params, rows: 3)
+    monkeypatch.setattr(inductor, "unrolled", lambda num_params, rows: 3)
     settings = {"rounds": 2, "momentum": 0.5, "weight_decay": 0.01, "executor": executor, "block_size": lanes}
     plain, compiled, compiler = _both(**settings)
     assert compiler.reasons == {}
@@ -51,7 +51,7 @@ def test_what_cannot_be_compiled_runs_as_it_is():
             return carry, batches.sum()
         return carry, batches.sum()
 
-    compiler = Compiler()
+    compiler = Compiler(Inductor())
     arguments = ({"a": torch.ones(2)}, torch.ones(3), {})
     assert compiler.loop("steps", "key", steps, 0, *arguments) is None
     assert compiler.loop("steps", "key", steps, 1, *arguments) is None
@@ -60,7 +60,7 @@ def test_what_cannot_be_compiled_runs_as_it_is():
 
 def _rounds_seen(steps):
     """Call one compiler's loop for rounds 0 to 5; return the functions' answers, and the compiler."""
-    compiler, answers = Compiler(), []
+    compiler, answers = Compiler(Inductor()), []
     for round in range(6):
         loop = compiler.loop("steps", "key", steps, round, {"a": torch.zeros(2)}, torch.ones(3), {})
         answers.append(None if loop is None else float(loop([torch.zeros(2)], [torch.ones(3)])[0][0][0]))
@@ -90,7 +90,7 @@ def test_a_part_of_a_larger_tensor_is_read_where_it_begins():
         return {"a": carry["a"] * batches.sum()}, batches.sum()
 
     numbers = torch.arange(12.0).reshape(4, 3)
-    loop = Compiler().loop("steps", "key", steps, 0, {"a": torch.ones(2)}, numbers[0], {})
+    loop = Compiler(Inductor()).loop("steps", "key", steps, 0, {"a": torch.ones(2)}, numbers[0], {})
     (after,), loss = loop([torch.arange(4.0)[2:]], [numbers[2]])
     assert after.tolist() == [42.0, 63.0]
     assert float(loss) == 21.0
@@ -102,7 +102,7 @@ def test_a_run_says_what_ran_uncompiled(monkeypatch):
     assert remarks(work.executor, work.train, device, fed) == []
     work.executor.compiler.reasons["steps of phase 'train'"] = "no luck"
     assert remarks(work.executor, work.train, device, fed) == ["steps of phase 'train' ran uncompiled: no luck"]
-    monkeypatch.setattr("fedcore.engine.executors.can_compile", lambda: False)
+    monkeypatch.setattr(inductor, "can_compile", lambda: False)
     plain = toys.training(rounds=1, compile="always")
     (line,) = remarks(plain.executor, plain.train, device, fed)
     assert "no C++ compiler" in line

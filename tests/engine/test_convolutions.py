@@ -144,11 +144,11 @@ def test_other_windows_stay(arguments):
 
 def test_compiled_steps_of_a_model_have_them(monkeypatch):
     """The whole way: a client's steps look at the patches once, and there is no convolution left of the first layer."""
-    from fedcore.engine import compiled
+    from fedcore.engine import inductor
 
     graphs = []
-    real = compiled.fuse_updates
-    monkeypatch.setattr(compiled, "fuse_updates", lambda graph: (graphs.append(graph), real(graph))[1])
+    real = inductor.fuse_updates
+    monkeypatch.setattr(inductor, "fuse_updates", lambda graph: (graphs.append(graph), real(graph))[1])
     net = toys.net({"name": "cnn", "channels": [4, 6], "hidden": 16}, image=True)
     toys.training(None, toys.federation(image=True), net, rounds=1, compile="always").run()
     assert graphs

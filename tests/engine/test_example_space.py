@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedcore.engine import compiled, compiled_steps
+from fedcore.engine import compiled_steps, inductor
 from fedcore.engine.example_space import ExampleSpace, Places, is_worthwhile, layer, padded, rewrite
 from fedcore.engine.fused_updates import fuse_updates
 from tests import toys
@@ -29,8 +29,8 @@ def exchanges(monkeypatch):
         return found[-1]
 
     monkeypatch.setattr(compiled_steps, "is_worthwhile", lambda num_examples, steps, rows, weight: True)
-    monkeypatch.setattr(compiled_steps, "unrolled", lambda num_params, rows: 2)
-    monkeypatch.setattr(compiled, "rewrite", noted)
+    monkeypatch.setattr(inductor, "unrolled", lambda num_params, rows: 2)
+    monkeypatch.setattr(inductor, "rewrite", noted)
     return found
 
 
@@ -102,7 +102,7 @@ def test_an_exchange_that_breaks_is_said_and_leaves_compiled_steps(exchanges, tr
     def broken(graph, places):
         raise ValueError("no such graph")
 
-    monkeypatch.setattr(compiled, "rewrite", broken)
+    monkeypatch.setattr(inductor, "rewrite", broken)
     work = toys.training(compile="always", rounds=1)
     kept = work.run()
     said = "steps of phase 'train' in the space of examples ran uncompiled: ValueError: no such graph"

@@ -189,6 +189,28 @@ def test_a_parent_with_threads_for_sums_does_not_leave_its_processes_waiting_for
     assert done.stdout.strip() == "1", done.stderr
 
 
+COMPILED = """
+import torch
+from fedcore.engine.compiled import Compiler
+from fedcore.engine.cuda_graphs import CudaGraphs
+from fedcore.engine.forked import ForkedExecutor
+from fedcore.engine.serial import SerialExecutor
+from tests import toys, tape
+traced = Compiler(CudaGraphs(tape.record))
+assert traced.loop("steps", "key", lambda c, b, v, r: (c, b.sum()), 0, {"a": torch.ones(2)}, torch.ones(3), {})
+toys.run(rounds=1)
+work = toys.training(rounds=1)
+work.executor = ForkedExecutor(SerialExecutor(work.executor.training, work.examples), work.federation, 2)
+print(len(work.run().history))
+work.executor.close()
+"""
+
+
+def test_a_training_on_processes_can_follow_a_compiled_one():
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout.strip() == "1", done.stderr
+
+
 def test_a_process_whose_parent_has_gone_by_then_ends():
     """Its parent is not who forked it, and nobody will ever write to its pipe."""
     context = multiprocessing.get_context("fork")

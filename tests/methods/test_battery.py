@@ -9,7 +9,7 @@ import torch
 
 from fedcore import discovery
 from fedcore.config import ConfigError
-from fedcore.engine import compiled_steps, lane_group
+from fedcore.engine import inductor
 from fedcore.engine.checkpoint import Checkpoint
 from fedcore.engine.export import model_bytes, personal_bytes
 from fedcore.engine.forked import ForkedExecutor
@@ -78,8 +78,7 @@ def test_processes_change_nothing(name):
 @EVERY
 def test_compiled_steps_agree(name, executor, monkeypatch):
     """Two steps a call, and single ones for what remains; whatever cannot be compiled has to be expected."""
-    for module in (compiled_steps, lane_group):
-        monkeypatch.setattr(module, "unrolled", lambda num_params, rows: 2)
+    monkeypatch.setattr(inductor, "unrolled", lambda num_params, rows: 2)
     one, other = (_work(name, executor=executor, compile=compile) for compile in ("never", "always"))
     one.run(), other.run()
     assert other.executor.remarks == []

@@ -1,0 +1,83 @@
+"""Traced steps by PyTorch's compiler for CPUs, which fuses what a step does beside its matrix products."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fedcore.engine.convolutions import as_products
+from fedcore.engine.example_space import Places, exchanged, rewrite
+from fedcore.engine.fused_updates import fuse_updates
+from fedcore.engine.pooling import as_comparisons
+
+_LONGEST = 15  # of an epoch's steps, more often a multiple than 16
+_WORK = 16_000_000  # parameters times rows that are worth a call of their own
+_WORTHWHILE = 50_000  # client steps in a run below which compiling costs more than it gains
+
+
+def can_compile() -> bool:
+    """Return whether there is a C++ compiler here."""
+    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+
+
+def is_worthwhile(steps: int) -> bool:
+    """Return whether a run of so many client steps earns back the time of compiling; the same on every machine."""
+    return steps >= _WORTHWHILE
+
+
+def unrolled(num_params: int, rows: int) -> int:
+    """Return how many steps make one function: many where a step is short, one where it is long."""
+    return max(1, min(_LONGEST, _WORK // max(num_params * rows, 1)))
+
+
+class Inductor:
+    """A `Backend` that compiles."""
+
+    exchanges = True
+
+    @property
+    def rules(self) -> dict[Any, Any]:
+        """What a CPU is slow at, in other words."""
+        return {**as_products(), **as_comparisons()}
+
+    def unrolled(self, num_params: int, rows: int) -> int:
+        """Return how many steps make one function."""
+        return unrolled(num_params, rows)
+
+    def made(
+        self, graph: GraphModule, examples: list[Tensor], places: Places | None
+    ) -> Callable[..., list[Tensor]] | None:
+        """Return the compiled function; None if its steps do not allow the exchange at `places`."""
+        from torch._inductor import compile as inductor
+
+        fuse_updates(graph)
+        if places is not None:
+            if not rewrite(graph, places):
+                return None
+            examples = exchanged(examples, places)
+        # With the wrapper in C++ a call releases the interpreter's lock, so that clients run in threads side by side.
+        options = {"cpp_wrapper": True, "cpp.threads": 1, "compile_threads": 1, "fx_graph_cache": False}
+        with _without_advice():
+            compiled: Callable[..., list[Tensor]] = inductor(graph, [*examples], options=options)
+        with torch.no_grad():
+            compiled(*examples)
+        return compiled
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Keep PyTorch from warning of a missing CUDA runtime when it compiles for a CPU."""
+    logger = logging.getLogger("torch.utils.cpp_extension")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
