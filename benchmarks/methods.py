@@ -56,8 +56,8 @@ def main() -> None:
             compare(row, baseline)
             print(line(row), flush=True)
             rows.append(row)
-    if arguments.json:
-        write_json(arguments.json, {"machine": facts, "methods": rows})
+            if arguments.json:
+                write_json(arguments.json, {"machine": facts, "methods": rows})
 
 
 def known() -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import Literal
 
@@ -32,15 +33,16 @@ _CHUNK = 512  # rows per forward pass; fixed, so that results do not depend on m
 class Scorer:
     """Scores models: forward passes in evaluation mode, nothing else.
 
-    Rows go through the model in chunks of a fixed size, `workers` of them at a time; results do not depend on that.
-    Clients' own models are scored many at a time; large ones, and those that convolve, one by one on a CPU.
+    Rows go through the model in chunks of a fixed size. Clients' own models are scored many at a time; large ones, and
+    those that convolve, one by one on a CPU. There `workers` chunks, or groups of own models, are scored side by side;
+    results do not depend on that.
     """
 
     def __init__(self, composition: Composition, net: Net, examples: Examples, federation: Federation, workers: int):
         self.workers = workers
-        on_cpu = examples.device.type == "cpu"
-        self._together = 1 if on_cpu and net.has_convolutions else _TOGETHER
-        self._bytes = _BYTES_ON_CPU if on_cpu else _BYTES
+        self._on_cpu = examples.device.type == "cpu"
+        self._together = 1 if self._on_cpu and net.has_convolutions else _TOGETHER
+        self._bytes = _BYTES_ON_CPU if self._on_cpu else _BYTES
         self.composition = composition
         self.net = net
         self.examples = examples
@@ -49,26 +51,42 @@ class Scorer:
     def shared(self, params: Params, buffers: Params, clients: Sequence[int], split: Split) -> Scores:
         """Score one model on the split of every one of `clients`, all rows in one sweep."""
         sizes = self.federation.sizes(split)[np.asarray(clients, np.int64)]
-        return self._score(params, buffers, self.federation.rows_of(clients, split), sizes)
+        return _summed(*self._rows(params, buffers, self.federation.rows_of(clients, split), self.workers), sizes)
 
     def own(self, models: Iterable[Outcome]) -> dict[Split, Scores]:
         """Score every client's own model on its own splits; one entry per model."""
+        found = self._side_by_side(models) if self._on_cpu and self.workers > 1 else self._in_turn(models)
+        scores = concatenate(list(found))
+        return {split: scores.take(slice(i, None, len(SPLITS))) for i, split in enumerate(SPLITS)}
+
+    def _in_turn(self, models: Iterable[Outcome]) -> Iterator[Scores]:
+        """Score one group after the other; with half as many models in each once memory runs out."""
         queue, waiting = iter(models), list[Outcome]()
-        found: list[Scores] = []
         while waiting or (waiting := list(islice(queue, 1))):
             together = self._fitting(waiting[0])
             waiting += islice(queue, max(0, together - len(waiting)))
             some = waiting[:together]
             try:
-                found.append(self._own(some))
+                found = self._own(some)
             except torch.OutOfMemoryError:
                 if len(some) == 1:
                     raise
                 self._together = len(some) // 2
                 continue
             del waiting[: len(some)]
-        scores = concatenate(found)
-        return {split: scores.take(slice(i, None, len(SPLITS))) for i, split in enumerate(SPLITS)}
+            yield found
+
+    def _side_by_side(self, models: Iterable[Outcome]) -> Iterator[Scores]:
+        """Score groups on threads; no more of them wait than there are threads, as each holds its models."""
+        queue = iter(models)
+        under_way: deque[Future[Scores]] = deque()
+        with _threads(self.workers) as pool:
+            for first in queue:
+                group = [first, *islice(queue, self._fitting(first) - 1)]
+                under_way.append(pool.submit(self._own, group))
+                if len(under_way) > self.workers:
+                    yield under_way.popleft().result()
+            yield from (each.result() for each in under_way)
 
     def _fitting(self, model: Outcome) -> int:
         """Return how many models of this size are scored at a time."""
@@ -80,14 +98,10 @@ class Scorer:
         rows = [self.federation.rows(model.client, split) for model in models for split in SPLITS]
         sizes = np.array([len(r) for r in rows], np.int64)
         if len(models) == 1:
-            return self._score(models[0].params, models[0].buffers, np.concatenate(rows), sizes)
+            return _summed(*self._rows(models[0].params, models[0].buffers, np.concatenate(rows), 1), sizes)
         each = [np.concatenate(rows[begin : begin + len(SPLITS)]) for begin in range(0, len(rows), len(SPLITS))]
         hits, loss = score_rows(self._forward, self._read, self.examples, [(m.params, m.buffers) for m in models], each)
         return _summed(hits, loss, sizes)
-
-    def _score(self, params: Params, buffers: Params, rows: NDArray[np.int64], sizes: NDArray[np.int64]) -> Scores:
-        """Score one model on rows of several groups: the first ``sizes[0]`` rows, the next ``sizes[1]``, ..."""
-        return _summed(*self._rows(params, buffers, rows), sizes)
 
     @torch.no_grad()
     def probabilities(self, params: Params, buffers: Params, rows: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -120,15 +134,15 @@ class Scorer:
         return None
 
     def _rows(
-        self, params: Params, buffers: Params, rows: NDArray[np.int64]
+        self, params: Params, buffers: Params, rows: NDArray[np.int64], workers: int
     ) -> tuple[dict[str, NDArray[np.bool_]], NDArray[np.float64]]:
         """Return which rows every reading of the logits gets right, and the losses; "" is the largest logit."""
         parts = [rows[begin : begin + _CHUNK] for begin in range(0, len(rows), _CHUNK)]
         if not parts:
             return {"": np.empty(0, bool)}, np.empty(0)
         params = {name: self.net.layout(p) for name, p in params.items()}
-        if self.workers > 1 and len(parts) > 1:
-            with ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        if workers > 1 and len(parts) > 1:
+            with _threads(workers) as pool:
                 found = list(pool.map(lambda part: self._chunk(params, buffers, part), parts))
         else:
             found = [self._chunk(params, buffers, part) for part in parts]
@@ -150,6 +164,10 @@ class Scorer:
         """Return by reading which labels are right, and the losses."""
         read = {"": logits.argmax(1), **self.composition.predictions(logits, self.federation.dataset.num_classes)}
         return {name: classes == labels for name, classes in read.items()}, cross_entropy(logits, labels)
+
+
+def _threads(workers: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
 
 
 def _summed(hits: Mapping[str, NDArray[np.bool_]], loss: NDArray[np.float64], sizes: NDArray[np.int64]) -> Scores:

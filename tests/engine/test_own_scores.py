@@ -1,5 +1,7 @@
 """Clients' own models scored together against one by one."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -107,3 +109,44 @@ def test_large_and_convolving_models_go_one_by_one_on_a_cpu():
     section, image, _ = MODELS["cnn"]
     work = toys.training(toys.composition("local"), toys.federation(image=True), toys.net(section, image=image))
     assert work.scorer._fitting(next(work._own_models([0], 0, ()))) == 1
+
+
+@pytest.mark.parametrize("model", [None, {"name": "cnn", "channels": [2, 3], "hidden": 8}])
+@pytest.mark.parametrize("name", COMPOSED)
+def test_threads_change_nothing(name, model, small_chunks):
+    method, add = COMPOSED[name]
+    found = []
+    for workers in (1, 3):
+        net = None if model is None else toys.net(model, image=True, classes=6 if add.get("vhl") else 3)
+        work = toys.training(toys.composition(method, add), toys.federation(image=model is not None), net)
+        work.scorer.workers = workers
+        found.append(_scores(work, 2, ragged=True))
+    for split in SPLITS:
+        one, other = (scores[split] for scores in found)
+        assert one.examples.tolist() == other.examples.tolist()
+        assert one.correct.tolist() == other.correct.tolist()
+        assert one.loss.tolist() == other.loss.tolist()
+
+
+def test_few_models_wait_for_a_thread():
+    """However slow a thread is: each holds a model of its own."""
+    work, pulled, finished = toys.training(toys.composition("local")), threading.Event(), []
+    scorer, own = work.scorer, work.scorer._own
+    scorer.workers, scorer._together = 2, 1
+
+    def models():
+        for number, model in enumerate(work._own_models(range(5), 1, ())):
+            if number == 2:
+                pulled.set()  # two are under way and a third may wait
+            assert number < 3 or 0 in finished
+            yield model
+
+    def slow(group):
+        assert pulled.wait(60)
+        scores = own(group)
+        finished.append(group[0].client)
+        return scores
+
+    scorer._own = slow
+    assert len(scorer.own(models())["test"].examples) == 5
+    assert sorted(finished) == [0, 1, 2, 3, 4]
