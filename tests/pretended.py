@@ -1,7 +1,7 @@
 """A device that holds shapes and no values, to see on any machine what a training asks of a GPU.
 
 Tensors on PyTorch's device ``meta`` refuse to meet those of the host, as those of a GPU do. What comes back from it is
-noted and is zeros here, what is sent there is noted.
+noted and is made up here, what is sent there is noted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Pretended(TorchDispatchMode):
         given = {t.device.type for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         if func is _aten._local_scalar_dense.default and "meta" in given:
             self._note("to the host")
-            return 0
+            return 1
         if func is _aten._to_copy.default and "meta" in given and kwargs.get("device", META).type == "cpu":
             self._note("to the host")
             return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)

@@ -33,7 +33,7 @@ class CompiledSteps:
         self._learning = learning
         self._view = view
         examples = batches.examples
-        lr = torch.as_tensor(view.lr, dtype=examples.dtype, device=examples.device)
+        lr = torch.full((), float(view.lr), dtype=examples.dtype, device=examples.device)
         self._constants = (view._replace(round=0, lr=lr), examples.scaling)
 
     def take(self, carry: Tree, loss: Tensor) -> tuple[Tree, Tensor, int]:

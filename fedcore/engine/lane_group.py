@@ -211,7 +211,8 @@ class Group:
             return None
         common = {name: value for name, value in self._common.items() if name != "round"}
         if "lr" in common:
-            lr = torch.as_tensor(common["lr"], dtype=self._examples.dtype, device=self._examples.device)
+            # Made there: a number that is sent waits for the device.
+            lr = torch.full((), common["lr"], dtype=self._examples.dtype, device=self._examples.device)
             common = {**common, "lr": lr}
         name, key = f"steps of phase '{phase}'", (phase, learning, stretch.step)
         chunk = batches.several(stretch.start, stretch.step, masked=True)

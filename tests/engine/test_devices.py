@@ -11,11 +11,16 @@ from torch.nn.functional import cross_entropy
 from fedcore import models
 from fedcore.compose import Composition
 from fedcore.config import Model as ModelConfig
+from fedcore.engine.compiled import Compiler
+from fedcore.engine.compiled_steps import CompiledSteps
+from fedcore.engine.cuda_graphs import CudaGraphs
+from fedcore.engine.lane_group import Group
 from fedcore.engine.local import LocalTraining
 from tests import toys
 from tests.methods.cases import ADDONS, COMBINATIONS, METHODS
 from tests.models.test_published_models import SMALL
 from tests.pretended import META, Pretended
+from tests.tape import record
 
 CASES = {**METHODS, **ADDONS, **COMBINATIONS}
 # https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html: a GPU refuses them.
@@ -55,18 +60,23 @@ MODELS = {
 
 
 def _trained(*arguments, **settings):
-    """Train two rounds; return the device, and what crossed while steps were taken."""
+    """Train two rounds; return the device, and what crossed in every call that takes steps."""
     device, within = Pretended(), []
-    step = LocalTraining.step
 
-    def watched(*arguments):
-        with device.alone() as crossings:
-            result = step(*arguments)
-        within.extend(crossings)
-        return result
+    def watched(call):
+        def watch(*arguments):
+            with device.alone() as crossings:
+                result = call(*arguments)
+            within.append(crossings)
+            return result
+
+        return watch
 
     checks = mock.patch.object(Composition, "check_resources")  # they look at values
-    with device, checks, mock.patch.object(LocalTraining, "step", watched):
+    steps = mock.patch.object(LocalTraining, "step", watched(LocalTraining.step))
+    stretches = mock.patch.object(Group, "_steps", watched(Group._steps))
+    functions = mock.patch.object(CompiledSteps, "take", watched(CompiledSteps.take))
+    with device, checks, steps, stretches, functions:
         toys.run(*arguments, device=META, rounds=2, **settings)
     return device, within
 
@@ -77,8 +87,18 @@ def test_steps_stay_on_the_device(name, executor):
     case = CASES[name]
     composed = toys.composition(case.method, case.add, **case.settings)
     device, within = _trained(composed, FEW, executor=executor)
-    assert not within
+    assert not any(within)
     assert not device.operators & REFUSED
+
+
+@pytest.mark.parametrize("executor", ["stacked", "serial"])
+def test_recorded_steps_stay_on_the_device_once_they_were_checked(executor, monkeypatch):
+    monkeypatch.setattr("fedcore.engine.executors.make_compiler", lambda device: Compiler(CudaGraphs(record)))
+    _, within = _trained(None, FEW, executor=executor, compile="always")
+    checks = [crossing for call in within for crossing in call]
+    assert checks
+    assert all("cuda_graphs.py" in crossing.where for crossing in checks)
+    assert not within[-1]
 
 
 @pytest.mark.parametrize("name", MODELS)
