@@ -33,17 +33,12 @@ class Backend(Protocol):
         """What the tracer makes of operators, by operator."""
         ...
 
-    @property
-    def exchanges(self) -> bool:
-        """Whether it can exchange a weight for its coordinates in the space of a client's examples."""
-        ...
-
     def unrolled(self, num_params: int, rows: int) -> int:
         """Return how many steps make one function."""
         ...
 
     def made(self, graph: GraphModule, examples: list[Tensor], places: Places | None) -> Function | None:
-        """Return the function; None if its steps do not allow the exchange at `places`."""
+        """Return the function; None if the exchange at `places` cannot be made, in these steps or at all."""
         ...
 
 
@@ -149,8 +144,10 @@ class Compiler:
             return None
         observed = Observed(round)
         try:
-            graph = _traced(steps, observed, arguments, tensors, self.backend.rules)
-            function = self.backend.made(graph, [tensor.clone() for tensor in tensors], places)
+            # A tracer tells arguments apart by identity, and a client's parameters are also its anchor.
+            examples = [tensor.clone() for tensor in tensors]
+            graph = _traced(steps, observed, arguments, examples, self.backend.rules)
+            function = self.backend.made(graph, examples, places)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a method's own code makes of being traced
@@ -161,7 +158,9 @@ class Compiler:
         return function
 
 
-def _traced(steps: Steps, round: Observed, arguments: Any, tensors: list[Tensor], rules: dict[Any, Any]) -> GraphModule:
+def _traced(
+    steps: Steps, round: Observed, arguments: Any, examples: list[Tensor], rules: dict[Any, Any]
+) -> GraphModule:
     from torch._functorch.compile_utils import fx_graph_cse
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -173,8 +172,6 @@ def _traced(steps: Steps, round: Observed, arguments: Any, tensors: list[Tensor]
         return [*map(_like, after, flat(carry)[0]), loss]
 
     _start_autograd()
-    # A tracer tells arguments apart by identity, and a client's parameters are also its anchor.
-    examples = [tensor.clone() for tensor in tensors]
     graph = make_fx(function, decomposition_table=rules, tracing_mode="fake")(*examples)
     graph.graph = fx_graph_cse(graph.graph)  # a gradient looks at the patches that the output was made of
     return graph

@@ -72,7 +72,7 @@ class CompiledSteps:
         shape = self._batches.examples.inputs.shape[1:]
         ways: list[tuple[int, str | None]] = [(size, None), (1, None)]
         exchanged = layer(params, self._learning.names, shape.numel())
-        if exchanged is not None and self._compiler.backend.exchanges:
+        if exchanged is not None:
             weight = params[exchanged]
             fewer = learning - weight.numel() + padded(self._batches.num_examples) * len(weight)
             ways = [(unrolled(fewer, width), exchanged), (size, exchanged), *ways]

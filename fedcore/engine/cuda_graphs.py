@@ -31,8 +31,6 @@ class CudaGraphs:
         Runs a function; returns what does the same again, and the tensors that this writes.
     """
 
-    exchanges = False
-
     def __init__(self, record: Recorder):
         self._record = record
 

@@ -32,15 +32,8 @@ def is_worthwhile(steps: int) -> bool:
     return steps >= _WORTHWHILE
 
 
-def unrolled(num_params: int, rows: int) -> int:
-    """Return how many steps make one function: many where a step is short, one where it is long."""
-    return max(1, min(_LONGEST, _WORK // max(num_params * rows, 1)))
-
-
 class Inductor:
     """A `Backend` that compiles."""
-
-    exchanges = True
 
     @property
     def rules(self) -> dict[Any, Any]:
@@ -48,8 +41,8 @@ class Inductor:
         return {**as_products(), **as_comparisons()}
 
     def unrolled(self, num_params: int, rows: int) -> int:
-        """Return how many steps make one function."""
-        return unrolled(num_params, rows)
+        """Return how many steps make one function: many where a step is short, one where it is long."""
+        return max(1, min(_LONGEST, _WORK // max(num_params * rows, 1)))
 
     def made(
         self, graph: GraphModule, examples: list[Tensor], places: Places | None

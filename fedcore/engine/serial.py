@@ -103,7 +103,7 @@ class SerialExecutor:
             shared=assignment.shared,
         )
         carry = training.begin(params, job.buffers, tree_map(layout, job.state), view)
-        loss = torch.zeros((), device=device)
+        loss = torch.zeros((), device=device, dtype=self.examples.dtype)
         for phase, schedule, draws in zip(assignment.phases, job.schedules, job.draws, strict=True):
             view = view._replace(phase=phase.name)
             carry, learning = training.enter(carry, phase)

@@ -3,16 +3,14 @@
 import pytest
 import torch
 
-from fedcore.engine import backends, cuda_graphs, stacked
+from fedcore.engine import backends, compiled_steps, cuda_graphs, stacked
 from fedcore.engine.compiled import Compiler
 from fedcore.engine.cuda_graphs import CudaGraphs, CudaRecorder, Replayed
 from fedcore.engine.executors import compiles
 from fedcore.trees import flatten
 from tests import toys
-from tests.methods.cases import ADDONS, COMBINATIONS, METHODS
+from tests.methods.cases import CASES
 from tests.tape import record
-
-CASES = {**METHODS, **ADDONS, **COMBINATIONS}
 
 
 def _replayed(function, *examples):
@@ -46,6 +44,12 @@ def test_recorded_steps_agree(name, monkeypatch):
     _assert_same(*_both(CASES[name], monkeypatch, executor="stacked", block_size=2))
 
 
+def test_recorded_steps_of_one_client_at_a_time_agree(monkeypatch):
+    """Where a CPU would exchange the first layer's weight, a recording has it as it is."""
+    monkeypatch.setattr(compiled_steps, "is_worthwhile", lambda num_examples, steps, rows, weight: True)
+    _assert_same(*_both(CASES["fedavg"], monkeypatch, executor="serial", local_epochs=3))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["serial", "stacked"])
 @pytest.mark.parametrize("name", CASES)
@@ -55,7 +59,7 @@ def test_recorded_steps_of_every_method_agree(name, executor, monkeypatch):
 
 def test_momentum_and_a_rate_that_decays_are_read_anew(monkeypatch):
     settings = {"executor": "stacked", "momentum": 0.5, "weight_decay": 0.01, "lr_decay": 0.5}
-    one, other = _both(METHODS["fedavg"], monkeypatch, **settings)
+    one, other = _both(CASES["fedavg"], monkeypatch, **settings)
     _assert_same(one, other)
     assert len(other.executor.compiler._by_structure) == 1
 

@@ -17,12 +17,11 @@ from fedcore.engine.cuda_graphs import CudaGraphs
 from fedcore.engine.lane_group import Group
 from fedcore.engine.local import LocalTraining
 from tests import toys
-from tests.methods.cases import ADDONS, COMBINATIONS, METHODS
+from tests.methods.cases import CASES
 from tests.models.test_published_models import SMALL
 from tests.pretended import META, Pretended
 from tests.tape import record
 
-CASES = {**METHODS, **ADDONS, **COMBINATIONS}
 # https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html: a GPU refuses them.
 REFUSED = {
     "_adaptive_avg_pool2d_backward",

@@ -7,6 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedcore.engine import compiled_steps, inductor
 from fedcore.engine.example_space import ExampleSpace, Places, is_worthwhile, layer, padded, rewrite
 from fedcore.engine.fused_updates import fuse_updates
+from fedcore.engine.inductor import Inductor
 from tests import toys
 
 aten = torch.ops.aten
@@ -29,7 +30,7 @@ def exchanges(monkeypatch):
         return found[-1]
 
     monkeypatch.setattr(compiled_steps, "is_worthwhile", lambda num_examples, steps, rows, weight: True)
-    monkeypatch.setattr(inductor, "unrolled", lambda num_params, rows: 2)
+    monkeypatch.setattr(Inductor, "unrolled", lambda self, num_params, rows: 2)
     monkeypatch.setattr(inductor, "rewrite", noted)
     return found
 

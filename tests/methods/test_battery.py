@@ -9,10 +9,10 @@ import torch
 
 from fedcore import discovery
 from fedcore.config import ConfigError
-from fedcore.engine import inductor
 from fedcore.engine.checkpoint import Checkpoint
 from fedcore.engine.export import model_bytes, personal_bytes
 from fedcore.engine.forked import ForkedExecutor
+from fedcore.engine.inductor import Inductor
 from fedcore.engine.serial import SerialExecutor
 from fedcore.trees import flatten
 from tests import toys
@@ -78,7 +78,7 @@ def test_processes_change_nothing(name):
 @EVERY
 def test_compiled_steps_agree(name, executor, monkeypatch):
     """Two steps a call, and single ones for what remains; whatever cannot be compiled has to be expected."""
-    monkeypatch.setattr(inductor, "unrolled", lambda num_params, rows: 2)
+    monkeypatch.setattr(Inductor, "unrolled", lambda self, num_params, rows: 2)
     one, other = (_work(name, executor=executor, compile=compile) for compile in ("never", "always"))
     one.run(), other.run()
     assert other.executor.remarks == []
