@@ -33,7 +33,7 @@ class Backend(Protocol):
         """What the tracer makes of operators, by operator."""
         ...
 
-    def unrolled(self, num_params: int, rows: int) -> int:
+    def unrolled(self, num_params: int, rows: int, convolves: bool) -> int:
         """Return how many steps make one function."""
         ...
 

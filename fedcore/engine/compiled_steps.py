@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,15 +68,15 @@ class CompiledSteps:
         """Return steps per function, and the weight that is exchanged in it, in the order of preference."""
         params, width = carry["params"], self._batches.width
         learning = sum(params[n].numel() for n in self._learning.names)
-        unrolled = self._compiler.backend.unrolled
-        size = unrolled(learning, width)
+        unrolled = partial(self._compiler.backend.unrolled, rows=width, convolves=self._training.net.has_convolutions)
+        size = unrolled(learning)
         shape = self._batches.examples.inputs.shape[1:]
         ways: list[tuple[int, str | None]] = [(size, None), (1, None)]
         exchanged = layer(params, self._learning.names, shape.numel())
         if exchanged is not None:
             weight = params[exchanged]
             fewer = learning - weight.numel() + padded(self._batches.num_examples) * len(weight)
-            ways = [(unrolled(fewer, width), exchanged), (size, exchanged), *ways]
+            ways = [(unrolled(fewer), exchanged), (size, exchanged), *ways]
         return ways
 
     def _places(self, carry: Tree, name: str, steps: int) -> Places | None:

@@ -39,7 +39,7 @@ class CudaGraphs:
         """Nothing: a GPU's operators stay."""
         return {}
 
-    def unrolled(self, num_params: int, rows: int) -> int:
+    def unrolled(self, num_params: int, rows: int, convolves: bool) -> int:
         """Return how many steps make one function."""
         return _STEPS
 

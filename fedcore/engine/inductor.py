@@ -18,6 +18,7 @@ from fedcore.engine.fused_updates import fuse_updates
 from fedcore.engine.pooling import as_comparisons
 
 _LONGEST = 15  # of an epoch's steps, more often a multiple than 16
+_LONGEST_OF_CONVOLUTIONS = 2  # a step of these is never short; more of them are slower, and take minutes to compile
 _WORK = 16_000_000  # parameters times rows that are worth a call of their own
 _WORTHWHILE = 50_000  # client steps in a run below which compiling costs more than it gains
 
@@ -40,9 +41,10 @@ class Inductor:
         """What a CPU is slow at, in other words."""
         return {**as_products(), **as_comparisons()}
 
-    def unrolled(self, num_params: int, rows: int) -> int:
+    def unrolled(self, num_params: int, rows: int, convolves: bool) -> int:
         """Return how many steps make one function: many where a step is short, one where it is long."""
-        return max(1, min(_LONGEST, _WORK // max(num_params * rows, 1)))
+        longest = _LONGEST_OF_CONVOLUTIONS if convolves else _LONGEST
+        return max(1, min(longest, _WORK // max(num_params * rows, 1)))
 
     def made(
         self, graph: GraphModule, examples: list[Tensor], places: Places | None

@@ -150,7 +150,7 @@ class Group:
         if self._compiler is None:
             return plan(steps, lanes), 1
         params = sum(carry["params"][name][0].numel() for name in learning.names)
-        size = self._compiler.backend.unrolled(params * lanes, width)
+        size = self._compiler.backend.unrolled(params * lanes, width, self._training.net.has_convolutions)
         return plan(steps, lanes, size), size
 
     def _resting(self, lanes: Tree) -> Tree:

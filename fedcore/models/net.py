@@ -6,6 +6,7 @@ import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -115,6 +116,7 @@ class Net:
                 part.num_batches_tracked = None
         self._modules = _ThreadModules(template)
         self._training = False
+        self._ties = len(list(module.named_parameters(remove_duplicate=False))) > len(self.initial_params)
         self._has_images = any(isinstance(part, nn.Conv2d) for part in module.modules())
         self._reduced: torch.dtype | None = None  # of products and convolutions
         self.buffers: Params = self.initial_buffers
@@ -211,10 +213,11 @@ class Net:
         if stretch != _WHOLE:
             module = nn.Sequential(OrderedDict(list(module.named_children())[stretch]))
             tensors = {n: t for n, t in tensors.items() if n.split(".", 1)[0] in module._modules}
+        call = partial(functional_call, module, tensors, tie_weights=self._ties)  # looking for ties takes its time
         if self._reduced is None:
-            result: Tensor = functional_call(module, tensors, (x,))
+            result: Tensor = call(args=(x,))
             return result
         # Without the cache: it would keep casts of a client's parameters for the next one's.
         with torch.autocast(x.device.type, self._reduced, cache_enabled=False):
-            result = functional_call(module, tensors, (x,))
+            result = call(args=(x,))
         return result.to(x.dtype) if x.is_floating_point() else result.float()

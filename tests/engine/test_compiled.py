@@ -25,7 +25,7 @@ def test_there_is_a_compiler_here():
 @pytest.mark.parametrize(("executor", "lanes"), [("serial", None), ("stacked", None), ("stacked", 2)])
 def test_compiled_steps_agree(executor, lanes, monkeypatch):
     """Ragged clients, short last batches, momentum and weight decay; 3 steps a call and single ones."""
-    monkeypatch.setattr(Inductor, "unrolled", lambda self, num_params, rows: 3)
+    monkeypatch.setattr(Inductor, "unrolled", lambda self, num_params, rows, convolves: 3)
     settings = {"rounds": 2, "momentum": 0.5, "weight_decay": 0.01, "executor": executor, "block_size": lanes}
     plain, compiled, compiler = _both(**settings)
     assert compiler.reasons == {}
@@ -158,9 +158,11 @@ def test_a_number_used_as_it_is_binds_the_round():
 
 def test_short_steps_are_unrolled_and_long_ones_are_not():
     unrolled = Inductor().unrolled
-    assert unrolled(610, 10) == 15
-    assert unrolled(159_010, 20) == 5
-    assert unrolled(11_000_000, 32) == 1
+    assert unrolled(610, 10, convolves=False) == 15
+    assert unrolled(159_010, 20, convolves=False) == 5
+    assert unrolled(11_000_000, 32, convolves=False) == 1
+    assert unrolled(610, 10, convolves=True) == 2
+    assert unrolled(11_000_000, 32, convolves=True) == 1
 
 
 def test_a_run_is_compiled_when_it_is_long_or_told_to():

@@ -30,7 +30,7 @@ def exchanges(monkeypatch):
         return found[-1]
 
     monkeypatch.setattr(compiled_steps, "is_worthwhile", lambda num_examples, steps, rows, weight: True)
-    monkeypatch.setattr(Inductor, "unrolled", lambda self, num_params, rows: 2)
+    monkeypatch.setattr(Inductor, "unrolled", lambda self, num_params, rows, convolves: 2)
     monkeypatch.setattr(inductor, "rewrite", noted)
     return found
 

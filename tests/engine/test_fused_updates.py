@@ -66,7 +66,7 @@ def test_what_does_more_with_a_gradient_stays_as_it_is(step):
 def test_the_steps_of_a_perceptron_are_fused_and_agree(monkeypatch):
     """Three layers, and as many products for every step of a function."""
     found = []
-    monkeypatch.setattr(Inductor, "unrolled", lambda self, num_params, rows: 2)
+    monkeypatch.setattr(Inductor, "unrolled", lambda self, num_params, rows, convolves: 2)
     fuse = fused_updates.fuse_updates
     monkeypatch.setattr("fedcore.engine.inductor.fuse_updates", lambda graph: found.append(fuse(graph)))
     plain = toys.training(compile="never", rounds=1).run()

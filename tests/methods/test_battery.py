@@ -78,7 +78,7 @@ def test_processes_change_nothing(name):
 @EVERY
 def test_compiled_steps_agree(name, executor, monkeypatch):
     """Two steps a call, and single ones for what remains; whatever cannot be compiled has to be expected."""
-    monkeypatch.setattr(Inductor, "unrolled", lambda self, num_params, rows: 2)
+    monkeypatch.setattr(Inductor, "unrolled", lambda self, num_params, rows, convolves: 2)
     one, other = (_work(name, executor=executor, compile=compile) for compile in ("never", "always"))
     one.run(), other.run()
     assert other.executor.remarks == []

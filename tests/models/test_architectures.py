@@ -7,6 +7,7 @@ from pydantic import TypeAdapter
 from fedcore import models
 from fedcore.config import ConfigError, validate
 from fedcore.config import Model as ModelConfig
+from fedcore.models.net import Model, Net
 from fedcore.seeds import torch_stream
 from tests import toys
 
@@ -110,3 +111,11 @@ def test_feature_vectors_are_refused_before_there_is_a_model(section):
     }
     with pytest.raises(ConfigError, match=rf"'{section['name']}' needs images; 'synthetic' has feature vectors"):
         validate(values)
+
+
+def test_a_weight_that_two_layers_share_is_the_given_one_in_both():
+    first, second = torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False)
+    second.weight = first.weight
+    net = Net(Model(torch.nn.Sequential(first, second), torch.nn.Linear(4, 2), 4, {}, (4,)), num_classes=2)
+    weight, x = torch.arange(16.0).reshape(4, 4), torch.ones(1, 4)
+    assert torch.equal(net.features({"body.0.weight": weight}, x), x @ weight.T @ weight.T)
