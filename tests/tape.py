@@ -25,6 +25,12 @@ class Tape(TorchDispatchMode):
             self._calls.append((func, args, kwargs or {}, None if is_view else out))
         return out
 
+    def blank(self) -> None:
+        """Take back what the operators gave: a CUDA graph computes nothing while it is recorded."""
+        for *_, written in self._calls:
+            for tensor in _tensors(written):
+                tensor.zero_()
+
     def replay(self) -> None:
         """Call the operators again; what they give goes where it went."""
         with torch.no_grad():
@@ -40,6 +46,7 @@ def record(run: Any) -> Any:
     run()
     with tape:
         outputs = run()
+    tape.blank()
     return tape.replay, outputs
 
 

@@ -47,12 +47,13 @@ def protected_metrics(scorer: Scorer, models: Iterable[Outcome], seed: int, retr
             train = scorer.protected(model.params, model.buffers, federation.rows(model.client, "train"))
             assert train is not None
             found["leakage_auc"].append(leakage(train[2], train[1], shown[2], shown[1], seed))
-        chances.append(scorer.probabilities(model.params, model.buffers, test)[:, -1])
-        labels.append(federation.dataset.labels[test])
+        if federation.dataset.num_classes == 2:
+            chances.append(scorer.probabilities(model.params, model.buffers, test)[:, -1])
+            labels.append(federation.dataset.labels[test])
     metrics = {
         f"personal/test/{name}": _mean(np.array(values), np.array(weights)) for name, values in found.items() if values
     }
-    if metrics and federation.dataset.num_classes == 2:
+    if chances:
         metrics["personal/test/class_auc"] = auc(np.concatenate(chances), np.concatenate(labels))
     return {name: value for name, value in metrics.items() if np.isfinite(value)}
 

@@ -92,6 +92,7 @@ class Assignment:
     round: int
     returned: frozenset[str] | None = None  # parameters whose values are wanted back at least; None: all
     folding: Folding | None = None  # where uploads may be added up before they come back; None: nowhere
+    finishes: bool = True  # whether clients make uploads, and states to keep; an adaptation is for the models alone
 
 
 class Learning(NamedTuple):

@@ -206,7 +206,8 @@ class Training:
         """Train clients; with `merged`, of what they make only uploads and what they keep is wanted."""
         server = self.progress.server
         sent = self.composition.broadcast(server.state)
-        assignment = Assignment(phases, sent, self.resources, frozenset(server.params), round)
+        shared = frozenset(server.params)
+        assignment = Assignment(phases, sent, self.resources, shared, round, finishes=merged is not None)
         if merged is not None:
             assignment = replace(assignment, returned=frozenset(self.progress.store.initial["params"]))
             if not self.composition.method.collects_uploads:
@@ -245,9 +246,9 @@ class Training:
         )
 
     def _info(self, client: int) -> ClientInfo:
-        like = self.examples.scale  # for its device and type
         size, counts = self.federation.num_examples[client], self.federation.class_counts[client]
-        return ClientInfo(like.new_tensor(float(size)), like.new_tensor(counts.tolist()))
+        facts = self.examples.scale.new_tensor([float(size), *counts.tolist()])  # of its device and type
+        return ClientInfo(facts[0], facts[1:])
 
     # --- evaluation ---
 

@@ -156,6 +156,18 @@ def test_a_number_used_as_it_is_binds_the_round():
     assert not observed.looks_like(1)
 
 
+@pytest.mark.parametrize("executor", ["serial", "stacked"])
+@pytest.mark.parametrize("model", [None, {"name": "cnn", "channels": [2, 2], "hidden": 4}])
+def test_a_model_that_convolves_says_so(model, executor, monkeypatch):
+    told = []
+    monkeypatch.setattr(Inductor, "unrolled", lambda self, num_params, rows, convolves: told.append(convolves) or 1)
+    monkeypatch.setattr(Compiler, "loop", lambda *args: None)
+    fed = toys.federation() if model is None else toys.federation(image=True)
+    net = None if model is None else toys.net(model, image=True, classes=fed.dataset.num_classes)
+    toys.training(fed=fed, model=net, compile="always", executor=executor, rounds=1).run()
+    assert set(told) == {model is not None}
+
+
 def test_short_steps_are_unrolled_and_long_ones_are_not():
     unrolled = Inductor().unrolled
     assert unrolled(610, 10, convolves=False) == 15
