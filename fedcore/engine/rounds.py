@@ -207,7 +207,7 @@ class Training:
         server = self.progress.server
         sent = self.composition.broadcast(server.state)
         shared = frozenset(server.params)
-        assignment = Assignment(phases, sent, self.resources, shared, round, finishes=merged is not None)
+        assignment = Assignment(phases, sent, self.resources, shared, round, finishes=purpose != "adapt")
         if merged is not None:
             assignment = replace(assignment, returned=frozenset(self.progress.store.initial["params"]))
             if not self.composition.method.collects_uploads:
