@@ -51,7 +51,8 @@ def main() -> None:
         print(f"\n{name}  {workload.title}, scale {arguments.scale:g}", flush=True)
         baseline: dict[str, Any] | None = None
         for method in [BASELINE, *(m for m in arguments.methods if m != BASELINE)]:
-            row = {"workload": name, "method": method, **measure(workload, method, arguments)}
+            row = {"workload": name, "scale": arguments.scale, "method": method}
+            row.update(measure(workload, method, arguments))
             baseline = baseline or row
             compare(row, baseline)
             print(line(row), flush=True)

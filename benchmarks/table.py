@@ -109,7 +109,8 @@ def methods_table(files: Sequence[tuple[Path, dict[str, Any]]]) -> str:
     names: list[str] = []
     for _, file in files:
         for row in file.get("methods", []):
-            column = f"{row['workload']} ({row['fast']})"
+            part = "" if row["scale"] == 1 else f", {100 * row['scale']:.0f} % of its rows"
+            column = f"{row['workload']}{part} ({row['fast']})"
             names += [column] * (column not in names)
             found.setdefault(row["method"], {})[column] = (
                 row["reason"]

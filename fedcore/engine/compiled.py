@@ -109,19 +109,23 @@ class Compiler:
         key : hashable
             What `steps` depends on besides its arguments.
         round : int
-            What `steps` sees of it is remembered, so that a function serves all rounds that look the same to it.
+            What `steps` sees of it is remembered, so that a function serves all rounds that look the same to it; powers
+            of it are computed in the function.
         view : tree
             Arguments that stay as they are over calls: tensors, and plain values that are built in.
         places : Places or None
             Where to exchange a weight for its coordinates in the space of a client's examples; None is returned if
             these steps do not allow it.
         """
-        tensors, plain = flat((carry, batches, view))
-        shapes = tuple((t.shape, t.stride(), t.dtype) for t in tensors)
         num_calls = len(flat((carry, batches))[0])
+        # Behind what changes with every call, before the view: backends count from either end.
+        number = flat(carry)[0][0].new_full((), float(round))
+        arguments = (carry, batches, number, view)
+        tensors, plain = flat(arguments)
+        shapes = tuple((t.shape, t.stride(), t.dtype) for t in tensors)
         with self._lock:
             entry = self._by_structure.setdefault((key, places, tuple(plain), shapes), _Rounds())
-            function = self._function(entry, name, steps, round, (carry, batches, view), tensors, places)
+            function = self._function(entry, name, steps, round, arguments, tensors, places)
         return None if function is None else Loop(function, tensors[num_calls:])
 
     def _function(
@@ -165,7 +169,7 @@ def _traced(
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def function(*given: Tensor) -> list[Tensor]:
-        carry, batches, view = filled(arguments, iter(given))
+        carry, batches, round.traced, view = filled(arguments, iter(given))
         new, loss = steps(carry, batches, view, round)
         # Kept as it came in, so that the next call finds what this one was made for.
         after = flat(in_order(new, carry))[0]

@@ -6,6 +6,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 
 def _reversed_power(exponent: Any, base: Any) -> Any:
     return base**exponent
@@ -29,9 +31,17 @@ def _asked(function: Callable[[Any, Any], Any]) -> Callable[[Observed, Any], Any
 
 
 class Observed:
-    """The number of a round that remembers what was asked of it while a function was traced."""
+    """The number of a round that remembers what was asked of it while a function was traced.
+
+    Attributes
+    ----------
+    traced : Tensor [] or None
+        The number as an argument of the function. A power of it, as a weight that decays, is computed from this, and
+        nothing is remembered: the function serves every round.
+    """
 
     def __init__(self, value: int):
+        self.traced: Tensor | None = None
         self._value = value
         self._seen: dict[tuple[Callable[[Any, Any], Any], Any], Any] = {}
 
@@ -56,7 +66,9 @@ class Observed:
     __add__ = _asked(operator.add)
     __sub__ = _asked(operator.sub)
     __mul__ = _asked(operator.mul)
-    __rpow__ = _asked(_reversed_power)
+
+    def __rpow__(self, base: Any) -> Any:
+        return self._see(_reversed_power, base) if self.traced is None else base**self.traced
 
     def __index__(self) -> int:
         return int(self._see(_itself, None))

@@ -76,6 +76,23 @@ def test_steps_that_look_at_the_round_get_a_function_for_each_answer():
     assert [len(entry.functions) for entry in compiler._by_structure.values()] == [2]
 
 
+def test_a_weight_that_decays_with_the_round_is_computed_in_one_function():
+    def steps(carry, batches, view, round):
+        return {"a": carry["a"] + 0.5**round}, batches.sum()
+
+    answers, compiler = _rounds_seen(steps)
+    assert answers == [1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125]
+    assert [len(entry.functions) for entry in compiler._by_structure.values()] == [1]
+
+
+def test_fedgen_gets_one_function_for_all_rounds_but_the_first(monkeypatch):
+    monkeypatch.setattr(Inductor, "unrolled", lambda self, num_params, rows, convolves: 1)
+    plain, compiled, compiler = _both(toys.composition("fedgen", decay=0.5), rounds=5)
+    assert compiler.reasons == {}
+    assert [len(entry.functions) for entry in compiler._by_structure.values()] == [2]
+    assert toys.distance(plain.server.params, compiled.server.params) < 1e-5
+
+
 def test_steps_that_use_the_round_itself_are_compiled_four_times_and_then_given_up():
     def steps(carry, batches, view, round):
         return {"a": carry["a"] + int(round)}, batches.sum()
