@@ -195,3 +195,13 @@ def test_workers_score_the_same_as_one():
         one.scorer.probabilities(one.initial, {}, fed.rows(99, "test")).argmax(1)
         == fed.dataset.labels[fed.rows(99, "test")]
     ).sum() == first.correct[99]
+
+
+@pytest.mark.parametrize("settings", [{}, {"executor": "stacked"}, {"workers": 2}])
+def test_clients_that_adapt_upload_nothing(settings):
+    work = toys.training(toys.composition("perfedavg"), **settings)
+    phases = {"batches": work.composition.phases(work.train), "adapt": work.composition.method.adapt_phases(work.train)}
+    made = {purpose: list(work._local([0, 3], 0, some, purpose)) for purpose, some in phases.items()}
+    work.executor.close()
+    assert all(outcome.upload["method"] for outcome in made["batches"])
+    assert all(outcome.upload == {} and outcome.state == {} for outcome in made["adapt"])
