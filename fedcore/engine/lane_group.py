@@ -69,11 +69,8 @@ class Group:
         for number, phase in enumerate(self._assignment.phases):
             after = self._phase(carry, number, phase)
             carry, loss = after["carry"], loss + after["loss"]
-        uploads: Tree = {}
-        states = {}
-        if self._assignment.finishes:
-            end = vmap(lambda c, o: training.end(c, finish(o), self._assignment.shared))
-            uploads, states = end(carry, self._own)
+        end = vmap(lambda c, o: training.end(c, finish(o), self._assignment))
+        uploads, states = end(carry, self._own)
         return [
             Outcome(
                 job.client,

@@ -178,10 +178,12 @@ class LocalTraining:
             total = total + loss
         return carry, total
 
-    def end(self, carry: Tree, view: View, shared: frozenset[str]) -> tuple[State, State]:
-        """Return the upload and the state to keep."""
+    def end(self, carry: Tree, view: View, assignment: Assignment) -> tuple[State, State]:
+        """Return the upload and the state to keep; neither has anything in it if nobody is to finish."""
+        if not assignment.finishes:
+            return {}, {}
         params = carry["params"]
-        travelling = {n: p for n, p in params.items() if n in shared}
+        travelling = {n: p for n, p in params.items() if n in assignment.shared}
         upload, state = self.composition.finish(travelling, params, carry["state"], view)
         if self.keeps_momentum:
             state = {**state, _OPTIMISER: carry["momentum"]}

@@ -9,10 +9,6 @@ from typing import Any
 from torch import Tensor
 
 
-def _reversed_power(exponent: Any, base: Any) -> Any:
-    return base**exponent
-
-
 def _itself(value: Any, _: None) -> Any:
     return value
 
@@ -35,13 +31,14 @@ class Observed:
 
     Attributes
     ----------
-    traced : Tensor [] or None
-        The number as an argument of the function. A power of it, as a weight that decays, is computed from this, and
-        nothing is remembered: the function serves every round.
+    traced : Tensor []
+        The number as an argument of the function, once that is traced. A power of it, as a weight that decays, is
+        computed from this, and nothing is remembered: the function serves every round.
     """
 
+    traced: Tensor
+
     def __init__(self, value: int):
-        self.traced: Tensor | None = None
         self._value = value
         self._seen: dict[tuple[Callable[[Any, Any], Any], Any], Any] = {}
 
@@ -67,8 +64,8 @@ class Observed:
     __sub__ = _asked(operator.sub)
     __mul__ = _asked(operator.mul)
 
-    def __rpow__(self, base: Any) -> Any:
-        return self._see(_reversed_power, base) if self.traced is None else base**self.traced
+    def __rpow__(self, base: float) -> Tensor:
+        return base**self.traced
 
     def __index__(self) -> int:
         return int(self._see(_itself, None))

@@ -117,10 +117,7 @@ class SerialExecutor:
                 batch = batch._replace(x=layout(self.examples.normalise(batch.x)))
                 carry, step_loss = training.step(carry, batch, view, learning, by_autograd)
                 loss += step_loss
-        upload: State = {}
-        state: State = {}
-        if assignment.finishes:
-            upload, state = training.end(carry, view._replace(phase="finish"), assignment.shared)
+        upload, state = training.end(carry, view._replace(phase="finish"), assignment)
         kept = tree_map(torch.Tensor.contiguous, {"params": carry["params"], "state": state, "upload": upload})
         steps = job.num_steps
         return Outcome(

@@ -134,8 +134,9 @@ def test_what_hooks_ask_of_the_round_decides_whether_a_function_serves_it():
     assert observed.looks_like(9)
     assert not observed.looks_like(8)
     assert not observed.looks_like(3)
-    assert 0.5**observed == 0.5**7
-    assert not observed.looks_like(9)
+    observed.traced = torch.tensor(11.0)
+    assert float(0.5**observed) == 0.5**11
+    assert observed.looks_like(9)
     assert Observed(3).looks_like(12)
 
 
@@ -151,7 +152,6 @@ ASKED = {
     "+": lambda r: r + 4,
     "-": lambda r: r - 4,
     "*": lambda r: r * 4,
-    "**": lambda r: 0.5**r,
     "index": lambda r: "abcdefghijklmnop"[r],
     "int": int,
     "float": float,
