@@ -109,8 +109,8 @@ class Compiler:
         key : hashable
             What `steps` depends on besides its arguments.
         round : int
-            What `steps` sees of it is remembered, so that a function serves all rounds that look the same to it; powers
-            of it are computed in the function.
+            What `steps` sees of it is remembered, so that a function serves all rounds that look the same to it; what
+            it makes of it with tensors is computed in the function.
         view : tree
             Arguments that stay as they are over calls: tensors, and plain values that are built in.
         places : Places or None

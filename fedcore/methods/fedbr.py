@@ -130,15 +130,17 @@ class Fedbr(Method):
             return fit(params, batch), {**state, "projection": projection}
         pseudo = view.resources["pseudo"]
         offset = batch.draws["fedbr.offset"]
-        inputs, targets = (pseudo[name][view.round % len(pseudo[name])] for name in ("x", "y"))
-        rows = (offset + torch.arange(len(batch.y), device=offset.device)) % len(targets)
-        x, y = inputs[rows], targets[rows]
+        sets, size = pseudo["y"].shape[:2]
+        inputs, targets = pseudo["x"].flatten(0, 1), pseudo["y"].flatten(0, 1)
+        rows = (offset + torch.arange(len(batch.y), device=offset.device)) % size
+        chosen = rows + view.round % sets * size
+        x, y = inputs[chosen], targets[chosen]
         seen = x  # by the received model
         if self.mixture:
             sums, shares = self._partners(fit.mix(batch), y)
             first = sums
             if self._keeps_first:
-                state = _with_first(state, sums, torch.arange(len(targets), device=offset.device) - offset, batch)
+                state = _with_first(state, sums, torch.arange(size, device=offset.device) - offset, batch)
                 first = state["first"][rows]
             parts = self.mixture + 1
             x, y, seen = (x + sums) / parts, (y + shares) / parts, (x + first) / parts

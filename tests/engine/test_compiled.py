@@ -93,6 +93,16 @@ def test_fedgen_gets_one_function_for_all_rounds_but_the_first(monkeypatch):
     assert toys.distance(plain.server.params, compiled.server.params) < 1e-5
 
 
+def test_fedbr_chooses_among_many_sets_of_pseudo_data_in_one_function(monkeypatch):
+    monkeypatch.setattr(Inductor, "unrolled", lambda self, num_params, rows, convolves: 1)
+    generator = torch.Generator().manual_seed(0)
+    sets = {"x": torch.randn(6, 4, 5, generator=generator), "y": torch.rand(6, 4, 3, generator=generator)}
+    plain, compiled, compiler = _both(toys.composition("fedbr"), rounds=7, resources={"pseudo": sets})
+    assert compiler.reasons == {}
+    assert [len(entry.functions) for entry in compiler._by_structure.values()] == [1]
+    assert toys.distance(plain.server.params, compiled.server.params) < 1e-5
+
+
 def test_steps_that_use_the_round_itself_are_compiled_four_times_and_then_given_up():
     def steps(carry, batches, view, round):
         return {"a": carry["a"] + int(round)}, batches.sum()
@@ -147,11 +157,22 @@ ASKED = {
     ">=": lambda r: r >= 7,
     "==": lambda r: r == 6,
     "!=": lambda r: r != 6,
-    "%": lambda r: r % 4,
-    "//": lambda r: r // 4,
-    "+": lambda r: r + 4,
-    "-": lambda r: r - 4,
-    "*": lambda r: r * 4,
+    "%": lambda r: r % 4 == 2,
+    "//": lambda r: r // 4 >= 1,
+    "/": lambda r: r / 4 < 2,
+    "+": lambda r: r + 4 > 9,
+    "-": lambda r: r - 4 > 2,
+    "*": lambda r: r * 4 < 30,
+    "right %": lambda r: 20 % (r + 1) == 6,
+    "right //": lambda r: 20 // (r + 1) == 2,
+    "right /": lambda r: 20 / (r + 1) > 2,
+    "right +": lambda r: 4 + r > 9,
+    "right -": lambda r: 4 - r < -1,
+    "right *": lambda r: 4 * r < 30,
+    "several": lambda r: (r + 3) * 2 % 8 < 5,
+    "after another": lambda r: r > 3 and 12 / (r - 3) == 4,  # no answer at all for 3
+    "remainder's truth": lambda r: bool(r % 3),
+    "remainder as an index": lambda r: "abcd"[r % 4],
     "index": lambda r: "abcdefghijklmnop"[r],
     "int": int,
     "float": float,
@@ -164,6 +185,43 @@ def test_a_round_answers_as_its_number_does_and_remembers_it(asked):
     ask, observed = ASKED[asked], Observed(6)
     assert ask(observed) == ask(6)
     assert [round for round in range(16) if observed.looks_like(round)] == [r for r in range(16) if ask(r) == ask(6)]
+
+
+MET = {
+    "+": lambda r, t: t + r,
+    "-": lambda r, t: t - r,
+    "*": lambda r, t: t * r,
+    "%": lambda r, t: t % r,
+    "//": lambda r, t: t // r,
+    "/": lambda r, t: t / r,
+    "**": lambda r, t: 0.5**r * t,
+    "right +": lambda r, t: r + t,
+    "right -": lambda r, t: r - t,
+    "right *": lambda r, t: r * t,
+    "right %": lambda r, t: r % t,
+    "right //": lambda r, t: r // t,
+    "right /": lambda r, t: r / t,
+    "remainder": lambda r, t: t + r % 4 * 10,
+    "power of a quotient": lambda r, t: 0.5 ** (r // 2) * t,
+    "<": lambda r, t: t < r,
+    "right <": lambda r, t: r < t,
+}
+
+
+@pytest.mark.parametrize("met", MET)
+def test_where_a_round_meets_a_tensor_it_is_the_functions_argument(met):
+    meet, observed, tensor = MET[met], Observed(6), torch.tensor([2, 5, 30])
+    observed.traced = torch.tensor(11.0)
+    found, expected = meet(observed, tensor), meet(11, tensor)
+    assert found.tolist() == expected.tolist()
+    assert found.dtype == expected.dtype
+    assert all(observed.looks_like(round) for round in range(16))
+
+
+def test_two_numbers_of_a_round_are_compared_as_plain_ones():
+    observed = Observed(6)
+    assert observed % 5 == observed // 6
+    assert [round for round in range(16) if observed.looks_like(round)] == [6, 11]
 
 
 def test_a_number_used_as_it_is_binds_the_round():
