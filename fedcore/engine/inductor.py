@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from fedcore.engine import kept_functions
 from fedcore.engine.convolutions import as_products
 from fedcore.engine.example_space import Places, exchanged, rewrite
 from fedcore.engine.fused_updates import fuse_updates
@@ -20,6 +21,9 @@ from fedcore.engine.pooling import as_comparisons
 _LONGEST = 15  # of an epoch's steps, more often a multiple than 16
 _LONGEST_OF_CONVOLUTIONS = 2  # a step of these is never short; more of them are slower, and take minutes to compile
 _WORK = 16_000_000  # parameters times rows that are worth a call of their own
+# With the wrapper in C++ a call releases the interpreter's lock, so that clients run in threads side by side. PyTorch's
+# own cache of graphs is read by unpickling.
+_OPTIONS = {"cpp_wrapper": True, "cpp.threads": 1, "compile_threads": 1, "fx_graph_cache": False}
 _WORTHWHILE = 50_000  # client steps in a run below which compiling costs more than it gains
 
 
@@ -46,24 +50,38 @@ class Inductor:
         longest = _LONGEST_OF_CONVOLUTIONS if convolves else _LONGEST
         return max(1, min(longest, _WORK // max(num_params * rows, 1)))
 
-    def made(
-        self, graph: GraphModule, examples: list[Tensor], places: Places | None
-    ) -> Callable[..., list[Tensor]] | None:
+    def made(self, graph: GraphModule, examples: list[Tensor], places: Places | None) -> kept_functions.Function | None:
         """Return the compiled function; None if its steps do not allow the exchange at `places`."""
-        from torch._inductor import compile as inductor
-
         fuse_updates(graph)
         if places is not None:
             if not rewrite(graph, places):
                 return None
             examples = exchanged(examples, places)
-        # With the wrapper in C++ a call releases the interpreter's lock, so that clients run in threads side by side.
-        options = {"cpp_wrapper": True, "cpp.threads": 1, "compile_threads": 1, "fx_graph_cache": False}
         with _without_advice():
-            compiled: Callable[..., list[Tensor]] = inductor(graph, [*examples], options=options)
-        with torch.no_grad():
-            compiled(*examples)
-        return compiled
+            name = kept_functions.name_of(graph, examples, _OPTIONS)
+            kept = None if name is None else kept_functions.load(name)
+            return _compiled(graph, examples, name) if kept is None else kept
+
+
+def _compiled(graph: GraphModule, examples: list[Tensor], name: str | None) -> kept_functions.Function:
+    """Return a compiled function, kept by this name if that can be."""
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    sources: list[str] = []
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        made: Any = compile_fx_inner(*args, **kwargs)
+        sources.append("" if made.constants else made.source_code)
+        return made
+
+    compiled: Any = compile_fx(graph, [*examples], inner, config_patches={**_OPTIONS})
+    with torch.no_grad():
+        expected = compiled(*examples)
+    alone = None
+    if name is not None and len(sources) == 1 and sources[0]:
+        alone = kept_functions.keep(name, sources[0], examples, [*expected])
+    function: kept_functions.Function = compiled if alone is None else alone
+    return function
 
 
 @contextmanager
