@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,25 +24,28 @@ from fedcore.types import Params, cross_entropy
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("val", "test")
+_Found = tuple[dict[str, NDArray[np.bool_]], NDArray[np.float64]]  # right by reading, losses
+
 _TOGETHER = 64  # clients' own models that are scored at a time
 _BYTES = 2**28  # of all of them
 _BYTES_ON_CPU = 2**22  # what stays in its caches
+_SMALL = 2**17  # bytes of a model; copying larger ones takes a CPU longer than calling them
+_BYTES_APART = 2**26
 _CHUNK = 512  # rows per forward pass; fixed, so that results do not depend on memory
 
 
 class Scorer:
     """Scores models: forward passes in evaluation mode, nothing else.
 
-    Rows go through the model in chunks of a fixed size. Clients' own models are scored many at a time; large ones, and
-    those that convolve, one by one on a CPU. There `workers` chunks, or groups of own models, are scored side by side;
-    results do not depend on that.
+    Rows go through the model in chunks of a fixed size. Clients' own models are scored many at a time; on a CPU all but
+    small ones without convolutions go one by one, on the rows of several. There `workers` chunks, or groups of own
+    models, are scored side by side; results do not depend on that.
     """
 
     def __init__(self, composition: Composition, net: Net, examples: Examples, federation: Federation, workers: int):
         self.workers = workers
         self._on_cpu = examples.device.type == "cpu"
-        self._together = 1 if self._on_cpu and net.has_convolutions else _TOGETHER
-        self._bytes = _BYTES_ON_CPU if self._on_cpu else _BYTES
+        self._together = _TOGETHER
         self.composition = composition
         self.net = net
         self.examples = examples
@@ -91,15 +94,22 @@ class Scorer:
     def _fitting(self, model: Outcome) -> int:
         """Return how many models of this size are scored at a time."""
         size = num_bytes(model.params) + num_bytes(model.buffers)
-        return max(1, min(self._together, self._bytes // max(size, 1)))
+        limit = _BYTES if not self._on_cpu else _BYTES_APART if self._apart(model) else _BYTES_ON_CPU
+        return max(1, min(self._together, limit // max(size, 1)))
+
+    def _apart(self, model: Outcome) -> bool:
+        """Return whether models like this go through their rows one by one."""
+        size = num_bytes(model.params) + num_bytes(model.buffers)
+        return self._on_cpu and (self.net.has_convolutions or size > _SMALL)
 
     def _own(self, models: Sequence[Outcome]) -> Scores:
         """Score some clients' own models; their splits one after another."""
         rows = [self.federation.rows(model.client, split) for model in models for split in SPLITS]
         sizes = np.array([len(r) for r in rows], np.int64)
-        if len(models) == 1:
-            return _summed(*self._rows(models[0].params, models[0].buffers, np.concatenate(rows), 1), sizes)
         each = [np.concatenate(rows[begin : begin + len(SPLITS)]) for begin in range(0, len(rows), len(SPLITS))]
+        if len(models) == 1 or self._apart(models[0]):
+            pieces = [piece for m, r in zip(models, each, strict=True) for piece in _pieces(m.params, m.buffers, r)]
+            return _summed(*self._joined([self._score(run) for run in _runs(pieces)]), sizes)
         hits, loss = score_rows(self._forward, self._read, self.examples, [(m.params, m.buffers) for m in models], each)
         return _summed(hits, loss, sizes)
 
@@ -133,29 +143,34 @@ class Scorer:
                 return scores, truth, seen
         return None
 
-    def _rows(
-        self, params: Params, buffers: Params, rows: NDArray[np.int64], workers: int
-    ) -> tuple[dict[str, NDArray[np.bool_]], NDArray[np.float64]]:
+    def _rows(self, params: Params, buffers: Params, rows: NDArray[np.int64], workers: int) -> _Found:
         """Return which rows every reading of the logits gets right, and the losses; "" is the largest logit."""
-        parts = [rows[begin : begin + _CHUNK] for begin in range(0, len(rows), _CHUNK)]
-        if not parts:
-            return {"": np.empty(0, bool)}, np.empty(0)
-        params = {name: self.net.layout(p) for name, p in params.items()}
-        if workers > 1 and len(parts) > 1:
+        runs = [[piece] for piece in _pieces(params, buffers, rows)]
+        if workers > 1 and len(runs) > 1:
             with _threads(workers) as pool:
-                found = list(pool.map(lambda part: self._chunk(params, buffers, part), parts))
-        else:
-            found = [self._chunk(params, buffers, part) for part in parts]
+                return self._joined(list(pool.map(self._score, runs)))
+        return self._joined([self._score(run) for run in runs])
+
+    @torch.no_grad()
+    def _score(self, run: Sequence[_Piece]) -> _Found:
+        """Return what `_rows` does, of pieces that may be different models': all rows are read at once."""
+        x, y = self.examples.gather(np.concatenate([piece.rows for piece in run]))
+        parts = torch.split(x, [len(piece.rows) for piece in run])
+        logits = [self._logits(piece, part) for piece, part in zip(run, parts, strict=True)]
+        hits, loss = self._read(torch.cat(logits), y)
+        return {name: each.cpu().numpy() for name, each in hits.items()}, loss.double().cpu().numpy()
+
+    def _joined(self, found: Sequence[_Found]) -> _Found:
+        if not found:  # no rows have the same readings
+            width = self.composition.num_outputs(self.federation.dataset.num_classes)
+            read, _ = self._read(torch.zeros(0, width), torch.zeros(0, dtype=torch.int64))
+            return dict.fromkeys(read, np.empty(0, np.bool_)), np.empty(0)
         hits = {name: np.concatenate([h[name] for h, _ in found]) for name in found[0][0]}
         return hits, np.concatenate([losses for _, losses in found])
 
-    @torch.no_grad()
-    def _chunk(
-        self, params: Params, buffers: Params, rows: NDArray[np.int64]
-    ) -> tuple[dict[str, NDArray[np.bool_]], NDArray[np.float64]]:
-        x, y = self.examples.gather(rows)
-        hits, loss = self._read(self._forward(params, buffers, self.net.layout(x)), y)
-        return {name: each.cpu().numpy() for name, each in hits.items()}, loss.double().cpu().numpy()
+    def _logits(self, piece: _Piece, x: Tensor) -> Tensor:
+        params = {name: self.net.layout(p) for name, p in piece.params.items()}
+        return self._forward(params, piece.buffers, self.net.layout(x))
 
     def _forward(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
         return self.composition.forward(self.net.bind(buffers, training=False), params, x).logits
@@ -164,6 +179,32 @@ class Scorer:
         """Return by reading which labels are right, and the losses."""
         read = {"": logits.argmax(1), **self.composition.predictions(logits, self.federation.dataset.num_classes)}
         return {name: classes == labels for name, classes in read.items()}, cross_entropy(logits, labels)
+
+
+class _Piece(NamedTuple):
+    """Rows that go through a model in one pass."""
+
+    params: Params
+    buffers: Params
+    rows: NDArray[np.int64]
+
+
+def _pieces(params: Params, buffers: Params, rows: NDArray[np.int64]) -> list[_Piece]:
+    return [_Piece(params, buffers, rows[begin : begin + _CHUNK]) for begin in range(0, len(rows), _CHUNK)]
+
+
+def _runs(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
+    """Return pieces in their order, in groups of no more rows than the largest piece may have."""
+    run: list[_Piece] = []
+    taken = 0
+    for piece in pieces:
+        if taken + len(piece.rows) > _CHUNK:
+            yield run
+            run, taken = [], 0
+        run.append(piece)
+        taken += len(piece.rows)
+    if run:
+        yield run
 
 
 def _threads(workers: int) -> ThreadPoolExecutor:

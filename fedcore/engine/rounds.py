@@ -232,8 +232,7 @@ class Training:
         return Job(
             client,
             rows,
-            {**self.progress.server.params, **own["params"]},
-            {**self.progress.server.buffers, **own["buffers"]},
+            *self._model(own),
             own["state"],
             info,
             schedules,
@@ -244,6 +243,11 @@ class Training:
             method.download(self.progress.server.state["method"], client),
             self.federation.rows(client, "val") if method.needs_validation else None,
         )
+
+    def _model(self, own: Tree) -> tuple[Params, Params]:
+        """Return the parameters and buffers of a client with these of its own."""
+        server = self.progress.server
+        return {**server.params, **own["params"]}, {**server.buffers, **own["buffers"]}
 
     def _info(self, client: int) -> ClientInfo:
         size, counts = self.federation.num_examples[client], self.federation.class_counts[client]
@@ -299,8 +303,8 @@ class Training:
                 yield replace(outcome, params=personal(self.net, outcome.params))
             return
         for client in clients:
-            job = self._job(client, round, (), "adapt")
-            yield Outcome(client, personal(self.net, job.params), job.buffers, {}, {}, torch.zeros(()), 0)
+            params, buffers = self._model(self.progress.store.get(client))
+            yield Outcome(client, personal(self.net, params), buffers, {}, {}, torch.zeros(()), 0)
 
     def _start(self) -> Progress:
         counts = self.federation.class_counts[: self.federation.num_clients].sum(0)

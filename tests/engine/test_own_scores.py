@@ -100,15 +100,48 @@ def test_models_that_do_not_fit_are_scored_fewer_at_a_time(monkeypatch):
     assert seen == [5, 2, 2]  # and the last one alone
 
 
-def test_large_and_convolving_models_go_one_by_one_on_a_cpu():
-    small = toys.training(toys.composition("local"), dtype=torch.float64)
-    assert small.scorer._fitting(next(small._own_models([0], 0, ()))) > 5
-    large = toys.net({"name": "mlp", "hidden": [1100, 1000]})
-    wide = toys.training(toys.composition("local"), model=large)
-    assert wide.scorer._fitting(next(wide._own_models([0], 0, ()))) == 1
-    section, image, _ = MODELS["cnn"]
-    work = toys.training(toys.composition("local"), toys.federation(image=True), toys.net(section, image=image))
-    assert work.scorer._fitting(next(work._own_models([0], 0, ()))) == 1
+def _never(*args):
+    raise AssertionError("copied together")
+
+
+@pytest.mark.parametrize("case", ["large", "cnn", "vhl"])
+def test_large_and_convolving_models_go_one_by_one_through_rows_of_several_on_a_cpu(case, monkeypatch):
+    """Eight rows at a time, of as many clients as have them; a client's own scores are not moved by a bit."""
+    section, image, _ = MODELS["cnn"] if case == "cnn" else ({"name": "mlp", "hidden": [200, 200]}, False, {})
+    add = {"vhl": {"virtual_batch": 5, "variant": "naive"}} if case == "vhl" else {}
+    fed = toys.federation(image=image)
+    net = toys.net(section, image=image, classes=6 if add else 3)
+    work = toys.training(toys.composition("local", add), fed, net, rounds=1)
+    work.run()
+    monkeypatch.setattr("fedcore.engine.evaluate.score_rows", _never)
+    monkeypatch.setattr("fedcore.engine.evaluate._CHUNK", 8)
+    examples, gathered = work.scorer.examples, []
+    gather = examples.gather
+    monkeypatch.setattr(examples, "gather", lambda rows: gathered.append(len(rows)) or gather(rows))
+    one = _scores(work, 1, ragged=True)
+    assert sum(gathered) == 20
+    alone = len(gathered)
+    gathered.clear()
+    several = _scores(work, 5, ragged=True)
+    assert sum(gathered) == 20
+    assert max(gathered) <= 8
+    assert len(gathered) < alone
+    for split in SPLITS:
+        assert one[split].loss.tolist() == several[split].loss.tolist()
+        assert one[split].correct.tolist() == several[split].correct.tolist()
+        for name, correct in one[split].readings.items():
+            assert correct.tolist() == several[split].readings[name].tolist()
+
+
+def test_how_many_models_are_held_goes_by_their_size(monkeypatch):
+    def fitting(model, **settings):
+        work = toys.training(toys.composition("local"), model=toys.net(model), **settings)
+        return work.scorer._fitting(next(work._own_models([0], 0, ())))
+
+    assert fitting(None) == 64
+    assert fitting({"name": "mlp", "hidden": [1100, 1000]}) == 2**26 // (4 * (6 * 1100 + 1101 * 1000 + 1001 * 3))
+    monkeypatch.setattr("fedcore.engine.evaluate._BYTES_APART", 1000)
+    assert fitting({"name": "mlp", "hidden": [1100, 1000]}) == 1
 
 
 @pytest.mark.parametrize("model", [None, {"name": "cnn", "channels": [2, 3], "hidden": 8}])

@@ -147,3 +147,13 @@ def test_more_clients_than_can_be_ranked_are_refused():
 
 def _population(clients):
     return Population(clients, torch.ones(3), stream(0, "server"))
+
+
+def test_only_clients_that_train_download(monkeypatch):
+    """An evaluation scores the models that clients keep."""
+    send, asked = FedFomo.download, []
+    monkeypatch.setattr(
+        FedFomo, "download", lambda self, server, client: asked.append(client) or send(self, server, client)
+    )
+    toys.run(toys.composition("fedfomo"), rounds=2)
+    assert asked == [0, 1, 2, 3, 4] * 2
