@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
+from itertools import chain, islice
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 from fedcore.compose import Composition
 from fedcore.data.federation import Federation
 from fedcore.engine.local import Examples, Outcome
-from fedcore.engine.stacked_scores import score_rows
+from fedcore.engine.stacked_scores import not_shared, score_rows
 from fedcore.metrics.accuracy import Scores
 from fedcore.models.net import Net
 from fedcore.trees import num_bytes
@@ -28,24 +28,25 @@ _Found = tuple[dict[str, NDArray[np.bool_]], NDArray[np.float64]]  # right by re
 
 _TOGETHER = 64  # clients' own models that are scored at a time
 _BYTES = 2**28  # of all of them
-_BYTES_ON_CPU = 2**22  # what stays in its caches
-_SMALL = 2**17  # bytes of a model; copying larger ones takes a CPU longer than calling them
-_BYTES_APART = 2**26
+_BYTES_ON_CPU = 2**26
+_SMALL = 2**17  # bytes of a model; copying more of it takes a CPU longer than calling models one by one
+_LONG = 2**22  # multiplications of a call that other threads may run beside
 _CHUNK = 512  # rows per forward pass; fixed, so that results do not depend on memory
 
 
 class Scorer:
     """Scores models: forward passes in evaluation mode, nothing else.
 
-    Rows go through the model in chunks of a fixed size. Clients' own models are scored many at a time; on a CPU all but
-    small ones without convolutions go one by one, on the rows of several. There `workers` chunks, or groups of own
-    models, are scored side by side; results do not depend on that.
+    Rows go through the model in chunks of a fixed size. Clients' own models are scored many at a time; on a CPU those
+    that convolve, or have much that is not shared, go one by one, on the rows of several. There `workers` chunks, or
+    groups of own models, are scored side by side; results do not depend on that.
     """
 
     def __init__(self, composition: Composition, net: Net, examples: Examples, federation: Federation, workers: int):
         self.workers = workers
         self._on_cpu = examples.device.type == "cpu"
         self._together = _TOGETHER
+        self._bytes = _BYTES_ON_CPU if self._on_cpu else _BYTES
         self.composition = composition
         self.net = net
         self.examples = examples
@@ -58,8 +59,11 @@ class Scorer:
 
     def own(self, models: Iterable[Outcome]) -> dict[Split, Scores]:
         """Score every client's own model on its own splits; one entry per model."""
-        found = self._side_by_side(models) if self._on_cpu and self.workers > 1 else self._in_turn(models)
-        scores = concatenate(list(found))
+        queue = iter(models)
+        first = list(islice(queue, 1))
+        side_by_side = self._on_cpu and self.workers > 1 and all(map(self._gains_from_threads, first))
+        queue = chain(first, queue)
+        scores = concatenate(list(self._side_by_side(queue) if side_by_side else self._in_turn(queue)))
         return {split: scores.take(slice(i, None, len(SPLITS))) for i, split in enumerate(SPLITS)}
 
     def _in_turn(self, models: Iterable[Outcome]) -> Iterator[Scores]:
@@ -91,23 +95,25 @@ class Scorer:
                     yield under_way.popleft().result()
             yield from (each.result() for each in under_way)
 
-    def _fitting(self, model: Outcome) -> int:
-        """Return how many models of this size are scored at a time."""
-        size = num_bytes(model.params) + num_bytes(model.buffers)
-        limit = _BYTES if not self._on_cpu else _BYTES_APART if self._apart(model) else _BYTES_ON_CPU
-        return max(1, min(self._together, limit // max(size, 1)))
+    def _gains_from_threads(self, model: Outcome) -> bool:
+        """Return whether calls of a model like this are long enough not to wait for the interpreter."""
+        if self.net.has_convolutions or num_bytes(model.params) <= _SMALL:
+            return True
+        rows = sum(len(self.federation.rows(model.client, split)) for split in SPLITS)
+        return rows * sum(p.numel() for p in model.params.values()) >= _LONG
 
-    def _apart(self, model: Outcome) -> bool:
-        """Return whether models like this go through their rows one by one."""
+    def _fitting(self, model: Outcome) -> int:
+        """Return how many models of this size are held at a time."""
         size = num_bytes(model.params) + num_bytes(model.buffers)
-        return self._on_cpu and (self.net.has_convolutions or size > _SMALL)
+        return max(1, min(self._together, self._bytes // max(size, 1)))
 
     def _own(self, models: Sequence[Outcome]) -> Scores:
         """Score some clients' own models; their splits one after another."""
         rows = [self.federation.rows(model.client, split) for model in models for split in SPLITS]
         sizes = np.array([len(r) for r in rows], np.int64)
         each = [np.concatenate(rows[begin : begin + len(SPLITS)]) for begin in range(0, len(rows), len(SPLITS))]
-        if len(models) == 1 or self._apart(models[0]):
+        copied = num_bytes(not_shared([(m.params | m.buffers) for m in models]))
+        if len(models) == 1 or (self._on_cpu and (self.net.has_convolutions or copied > _SMALL)):
             pieces = [piece for m, r in zip(models, each, strict=True) for piece in _pieces(m.params, m.buffers, r)]
             return _summed(*self._joined([self._score(run) for run in _runs(pieces)]), sizes)
         hits, loss = score_rows(self._forward, self._read, self.examples, [(m.params, m.buffers) for m in models], each)

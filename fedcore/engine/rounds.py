@@ -186,14 +186,14 @@ class Training:
     def _download_bytes(self, clients: Sequence[int]) -> int:
         """Count what a cohort receives: the same for all, each client's own, and resources the first time."""
         server, method = self.progress.server, self.composition.method
-        everybody = num_bytes(server.download(self.composition))
-        own = sum(num_bytes(method.download(server.state["method"], c)) for c in clients)
+        shared = num_bytes(server.download(self.composition))
+        own = num_bytes(method.download(server.state["method"], clients[0]))
         resources = sum(
             bytes_sent(self.resources[name], first=self.progress.participations[c] == 0)
             for name in self.composition.needs
             for c in clients
         )
-        return everybody * len(clients) + own + resources
+        return (shared + own) * len(clients) + resources
 
     def _local(
         self,

@@ -58,14 +58,16 @@ def score_rows(
     ]
 
 
+def not_shared(trees: Sequence[Params]) -> Params:
+    """Return the first model's tensors that the others do not all share."""
+    return {name: first for name, first in trees[0].items() if not all(tree[name] is first for tree in trees)}
+
+
 def _stacked(trees: Sequence[Params]) -> tuple[Params, dict[str, int | None]]:
     """Stack the models' tensors; one that all of them share stays as it is, and has no axis of clients."""
-    stacked: Params = {}
-    axes: dict[str, int | None] = {}
-    for name, first in trees[0].items():
-        values = [tree[name] for tree in trees]
-        is_shared = all(value is first for value in values)
-        stacked[name], axes[name] = (first, None) if is_shared else (torch.stack(values), 0)
+    stacked, axes = dict(trees[0]), dict.fromkeys(trees[0], None)
+    for name in not_shared(trees):
+        stacked[name], axes[name] = torch.stack([tree[name] for tree in trees]), 0
     return stacked, axes
 
 

@@ -148,7 +148,7 @@ class Method:
         return {}
 
     def download(self, server: State, client: int) -> State:
-        """Return what one client receives that others do not; the same structure for every client."""
+        """Return what one client receives that others do not; tensors of the same shapes for every client."""
         return {}
 
     def init_client(self, net: Net, params: Params) -> State:

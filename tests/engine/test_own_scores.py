@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore.engine import stacked_scores
+from fedcore.engine import evaluate, stacked_scores
 from fedcore.engine.evaluate import SPLITS
 from tests import toys
 from tests.engine.test_executors import MODELS
@@ -134,14 +134,27 @@ def test_large_and_convolving_models_go_one_by_one_through_rows_of_several_on_a_
 
 
 def test_how_many_models_are_held_goes_by_their_size(monkeypatch):
-    def fitting(model, **settings):
-        work = toys.training(toys.composition("local"), model=toys.net(model), **settings)
+    def fitting(model):
+        work = toys.training(toys.composition("local"), model=toys.net(model))
         return work.scorer._fitting(next(work._own_models([0], 0, ())))
 
     assert fitting(None) == 64
     assert fitting({"name": "mlp", "hidden": [1100, 1000]}) == 2**26 // (4 * (6 * 1100 + 1101 * 1000 + 1001 * 3))
-    monkeypatch.setattr("fedcore.engine.evaluate._BYTES_APART", 1000)
+    monkeypatch.setattr(evaluate, "_BYTES_ON_CPU", 1000)
     assert fitting({"name": "mlp", "hidden": [1100, 1000]}) == 1
+
+
+def test_what_clients_share_does_not_make_their_models_large(monkeypatch):
+    """Heads of 21 numbers on one body go through their rows together, or one by one where 84 bytes are much."""
+    work = toys.training(toys.composition("fedrep"), rounds=1)
+    work.run()
+    monkeypatch.setattr(evaluate, "_SMALL", 84)
+    one = _scores(work, 5)
+    monkeypatch.setattr(evaluate, "score_rows", _never)
+    with pytest.raises(AssertionError, match="copied together"):
+        _scores(work, 5)
+    monkeypatch.setattr(evaluate, "_SMALL", 83)
+    np.testing.assert_allclose(one["test"].loss, _scores(work, 5)["test"].loss, atol=1e-5)
 
 
 @pytest.mark.parametrize("model", [None, {"name": "cnn", "channels": [2, 3], "hidden": 8}])
@@ -183,3 +196,17 @@ def test_few_models_wait_for_a_thread():
     scorer._own = slow
     assert len(scorer.own(models())["test"].examples) == 5
     assert sorted(finished) == [0, 1, 2, 3, 4]
+
+
+def test_threads_are_for_calls_that_are_long(monkeypatch):
+    """42,000 parameters on 10 rows of a client are not; nor do threads change what is found."""
+    work = toys.training(toys.composition("local"), model=toys.net({"name": "mlp", "hidden": [200, 200]}))
+    work.scorer.workers = 2
+    used, side_by_side = [], work.scorer._side_by_side
+    monkeypatch.setattr(work.scorer, "_side_by_side", lambda queue: used.append(True) or side_by_side(queue))
+    one = _scores(work, 2)
+    assert not used
+    monkeypatch.setattr(evaluate, "_LONG", 1000)
+    other = _scores(work, 2)
+    assert used
+    assert one["test"].loss.tolist() == other["test"].loss.tolist()
