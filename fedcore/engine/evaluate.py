@@ -61,7 +61,7 @@ class Scorer:
         """Score every client's own model on its own splits; one entry per model."""
         queue = iter(models)
         first = list(islice(queue, 1))
-        side_by_side = self._on_cpu and self.workers > 1 and all(map(self._gains_from_threads, first))
+        side_by_side = self._on_cpu and self.workers > 1 and all(map(self._have_long_calls, first))
         queue = chain(first, queue)
         scores = concatenate(list(self._side_by_side(queue) if side_by_side else self._in_turn(queue)))
         return {split: scores.take(slice(i, None, len(SPLITS))) for i, split in enumerate(SPLITS)}
@@ -95,12 +95,14 @@ class Scorer:
                     yield under_way.popleft().result()
             yield from (each.result() for each in under_way)
 
-    def _gains_from_threads(self, model: Outcome) -> bool:
-        """Return whether calls of a model like this are long enough not to wait for the interpreter."""
-        if self.net.has_convolutions or num_bytes(model.params) <= _SMALL:
-            return True
+    def _gains_from_threads(self, params: Params, rows: int) -> bool:
+        """Return whether a call of such a model on so many rows is long enough not to wait for the interpreter."""
+        return self.net.has_convolutions or rows * sum(p.numel() for p in params.values()) >= _LONG
+
+    def _have_long_calls(self, model: Outcome) -> bool:
+        """Return whether own models like this are called, or copied together, for long."""
         rows = sum(len(self.federation.rows(model.client, split)) for split in SPLITS)
-        return rows * sum(p.numel() for p in model.params.values()) >= _LONG
+        return num_bytes(model.params) <= _SMALL or self._gains_from_threads(model.params, rows)
 
     def _fitting(self, model: Outcome) -> int:
         """Return how many models of this size are held at a time."""
@@ -152,7 +154,7 @@ class Scorer:
     def _rows(self, params: Params, buffers: Params, rows: NDArray[np.int64], workers: int) -> _Found:
         """Return which rows every reading of the logits gets right, and the losses; "" is the largest logit."""
         runs = [[piece] for piece in _pieces(params, buffers, rows)]
-        if workers > 1 and len(runs) > 1:
+        if workers > 1 and len(runs) > 1 and self._gains_from_threads(params, _CHUNK):
             with _threads(workers) as pool:
                 return self._joined(list(pool.map(self._score, runs)))
         return self._joined([self._score(run) for run in runs])

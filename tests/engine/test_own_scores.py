@@ -210,3 +210,22 @@ def test_threads_are_for_calls_that_are_long(monkeypatch):
     other = _scores(work, 2)
     assert used
     assert one["test"].loss.tolist() == other["test"].loss.tolist()
+
+
+def test_the_servers_model_is_scored_on_threads_where_a_pass_is_long(monkeypatch):
+    work = toys.training()
+    monkeypatch.setattr(evaluate, "_CHUNK", 7)
+    pools, threads = [], evaluate._threads
+    monkeypatch.setattr(evaluate, "_threads", lambda workers: pools.append(workers) or threads(workers))
+    work.scorer.workers = 2
+
+    def scores():
+        return work.scorer.shared(work.initial, {}, range(5), "test")
+
+    one = scores()
+    assert not pools
+    monkeypatch.setattr(evaluate, "_LONG", 1000)
+    other = scores()
+    assert pools == [2]
+    assert one.loss.tolist() == other.loss.tolist()
+    assert one.correct.tolist() == other.correct.tolist()
