@@ -69,16 +69,18 @@ def _compiled(graph: GraphModule, examples: list[Tensor], name: str | None) -> k
 
     sources: list[str] = []
 
-    def inner(*args: Any, **kwargs: Any) -> Any:
-        made: Any = compile_fx_inner(*args, **kwargs)
-        sources.append("" if made.constants else made.source_code)
+    def inner(module: GraphModule, inputs: Any, **kwargs: Any) -> Any:
+        made: Any = compile_fx_inner(module, inputs, **kwargs)
+        # A source that wants more than the arguments, as tensors of the graph's own, reads past them when called alone.
+        if len(inputs) == len(examples) and not made.constants:
+            sources.append(made.source_code)
         return made
 
     compiled: Any = compile_fx(graph, [*examples], inner, config_patches={**_OPTIONS})
     with torch.no_grad():
         expected = compiled(*examples)
     alone = None
-    if name is not None and len(sources) == 1 and sources[0]:
+    if name is not None and len(sources) == 1:
         alone = kept_functions.keep(name, sources[0], examples, [*expected])
     function: kept_functions.Function = compiled if alone is None else alone
     return function

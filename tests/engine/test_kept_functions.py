@@ -91,7 +91,12 @@ def test_the_processor_and_settings_are_in_the_name(monkeypatch):
 
 
 def test_a_function_with_a_tensor_of_its_own_is_not_kept(folder):
-    function, x = _made(lambda x: [x + torch.tensor([1.0, 5.0])])
+
+    def shifted(x):
+        return [x + torch.tensor([1.0, 5.0])]
+
+    function, x = _made(shifted)
+    assert kept_functions.name_of(make_fx(shifted, tracing_mode="fake")(x), [x], {}) is None
     assert function(x)[0].tolist() == [[1, 6], [3, 8], [5, 10]]
     assert not folder.exists()
 
