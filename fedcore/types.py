@@ -93,7 +93,7 @@ class View(NamedTuple):
     num_steps: Tensor  # [] local steps this client takes this round, over all phases
     mass: Tensor  # [] sum of the steps' learning rates, momentum included: lr * num_steps for plain SGD
     lr: float | Tensor  # this client's learning rate; [] where clients of a block have different ones
-    round: int  # 0, 1, ...; negative in a set-up round; steps may compare it, or raise a number to it
+    round: int  # 0, 1, ...; negative in a set-up round; see `fedcore.engine.observed`
     phase: str
     shared: frozenset[str] = frozenset()  # parameters that travel in this round
 

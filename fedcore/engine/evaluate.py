@@ -61,7 +61,7 @@ class Scorer:
         """Score every client's own model on its own splits; one entry per model."""
         queue = iter(models)
         first = list(islice(queue, 1))
-        side_by_side = self._on_cpu and self.workers > 1 and all(map(self._have_long_calls, first))
+        side_by_side = self._on_cpu and self.workers > 1 and bool(first) and self._gain_from_threads(first[0])
         queue = chain(first, queue)
         scores = concatenate(list(self._side_by_side(queue) if side_by_side else self._in_turn(queue)))
         return {split: scores.take(slice(i, None, len(SPLITS))) for i, split in enumerate(SPLITS)}
@@ -95,14 +95,14 @@ class Scorer:
                     yield under_way.popleft().result()
             yield from (each.result() for each in under_way)
 
-    def _gains_from_threads(self, params: Params, rows: int) -> bool:
+    def _is_long(self, params: Params, rows: int) -> bool:
         """Return whether a call of such a model on so many rows is long enough not to wait for the interpreter."""
         return self.net.has_convolutions or rows * sum(p.numel() for p in params.values()) >= _LONG
 
-    def _have_long_calls(self, model: Outcome) -> bool:
-        """Return whether own models like this are called, or copied together, for long."""
+    def _gain_from_threads(self, model: Outcome) -> bool:
+        """Return whether own models like this are scored faster on threads: small ones are called many at a time."""
         rows = sum(len(self.federation.rows(model.client, split)) for split in SPLITS)
-        return num_bytes(model.params) <= _SMALL or self._gains_from_threads(model.params, rows)
+        return num_bytes(model.params) <= _SMALL or self._is_long(model.params, rows)
 
     def _fitting(self, model: Outcome) -> int:
         """Return how many models of this size are held at a time."""
@@ -116,7 +116,9 @@ class Scorer:
         each = [np.concatenate(rows[begin : begin + len(SPLITS)]) for begin in range(0, len(rows), len(SPLITS))]
         copied = num_bytes(not_shared([(m.params | m.buffers) for m in models]))
         if len(models) == 1 or (self._on_cpu and (self.net.has_convolutions or copied > _SMALL)):
-            pieces = [piece for m, r in zip(models, each, strict=True) for piece in _pieces(m.params, m.buffers, r)]
+            pieces = [
+                piece for m, r in zip(models, each, strict=True) for piece in self._pieces(m.params, m.buffers, r)
+            ]
             return _summed(*self._joined([self._score(run) for run in _runs(pieces)]), sizes)
         hits, loss = score_rows(self._forward, self._read, self.examples, [(m.params, m.buffers) for m in models], each)
         return _summed(hits, loss, sizes)
@@ -153,18 +155,22 @@ class Scorer:
 
     def _rows(self, params: Params, buffers: Params, rows: NDArray[np.int64], workers: int) -> _Found:
         """Return which rows every reading of the logits gets right, and the losses; "" is the largest logit."""
-        runs = [[piece] for piece in _pieces(params, buffers, rows)]
-        if workers > 1 and len(runs) > 1 and self._gains_from_threads(params, _CHUNK):
+        runs = [[piece] for piece in self._pieces(params, buffers, rows)]
+        if workers > 1 and len(runs) > 1 and self._is_long(params, _CHUNK):
             with _threads(workers) as pool:
                 return self._joined(list(pool.map(self._score, runs)))
         return self._joined([self._score(run) for run in runs])
+
+    def _pieces(self, params: Params, buffers: Params, rows: NDArray[np.int64]) -> list[_Piece]:
+        params = {name: self.net.layout(p) for name, p in params.items()}
+        return [_Piece(params, buffers, rows[begin : begin + _CHUNK]) for begin in range(0, len(rows), _CHUNK)]
 
     @torch.no_grad()
     def _score(self, run: Sequence[_Piece]) -> _Found:
         """Return what `_rows` does, of pieces that may be different models': all rows are read at once."""
         x, y = self.examples.gather(np.concatenate([piece.rows for piece in run]))
         parts = torch.split(x, [len(piece.rows) for piece in run])
-        logits = [self._logits(piece, part) for piece, part in zip(run, parts, strict=True)]
+        logits = [self._forward(p.params, p.buffers, self.net.layout(part)) for p, part in zip(run, parts, strict=True)]
         hits, loss = self._read(torch.cat(logits), y)
         return {name: each.cpu().numpy() for name, each in hits.items()}, loss.double().cpu().numpy()
 
@@ -175,10 +181,6 @@ class Scorer:
             return dict.fromkeys(read, np.empty(0, np.bool_)), np.empty(0)
         hits = {name: np.concatenate([h[name] for h, _ in found]) for name in found[0][0]}
         return hits, np.concatenate([losses for _, losses in found])
-
-    def _logits(self, piece: _Piece, x: Tensor) -> Tensor:
-        params = {name: self.net.layout(p) for name, p in piece.params.items()}
-        return self._forward(params, piece.buffers, self.net.layout(x))
 
     def _forward(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
         return self.composition.forward(self.net.bind(buffers, training=False), params, x).logits
@@ -197,11 +199,7 @@ class _Piece(NamedTuple):
     rows: NDArray[np.int64]
 
 
-def _pieces(params: Params, buffers: Params, rows: NDArray[np.int64]) -> list[_Piece]:
-    return [_Piece(params, buffers, rows[begin : begin + _CHUNK]) for begin in range(0, len(rows), _CHUNK)]
-
-
-def _runs(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
+def _runs(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
     """Return pieces in their order, in groups of no more rows than the largest piece may have."""
     run: list[_Piece] = []
     taken = 0

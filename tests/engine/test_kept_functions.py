@@ -91,7 +91,6 @@ def test_the_processor_and_settings_are_in_the_name(monkeypatch):
 
 
 def test_a_function_with_a_tensor_of_its_own_is_not_kept(folder):
-
     def shifted(x):
         return [x + torch.tensor([1.0, 5.0])]
 
