@@ -13,6 +13,7 @@ from fedcore.engine.cohorts import draw_cohort
 from fedcore.engine.optim import learning_rate
 from fedcore.engine.schedule import schedule
 from fedcore.methods.base import Method, Phase
+from fedcore.seeds import Streams
 
 
 class ClientPlan(NamedTuple):
@@ -39,9 +40,9 @@ class ClientPlan(NamedTuple):
 def plan_round(train: Train, federation: Federation, seed: int, round: int) -> list[ClientPlan]:
     """Return what FedAvg's cohort does in a round (counted from 0)."""
     cohort = draw_cohort(Method(), train, federation, seed, round, {})
-    plans = []
+    plans, streams = [], Streams(seed, round)
     for client, share in zip(cohort.clients, cohort.weights, strict=True):
-        order = schedule(train, Phase(), int(federation.num_examples[client]), seed, round, client, "batches")
+        order = schedule(train, Phase(), int(federation.num_examples[client]), streams, client, "batches")
         batches = [row[:length] for row, length in zip(order.positions, order.lengths, strict=True)]
         plans.append(ClientPlan(client, share, batches))
     return plans

@@ -179,10 +179,10 @@ def _job_seconds() -> float:
         executor = make_executor(composed, net, train, examples, fed)
         training = Training(composed, net, fed, train, 0, executor, examples)
         phases = composed.phases(train)
-        first = trees_of(training._job(0, 0, phases, "batches"))
+        first = trees_of(next(training._jobs([0], 0, phases, "batches")))
         began = time.perf_counter()
-        for client in range(fed.num_clients):
-            pack(training._job(client, 0, phases, "batches"), first)
+        for job in training._jobs(range(fed.num_clients), 0, phases, "batches"):
+            pack(job, first)
         return (time.perf_counter() - began) / fed.num_clients
 
 

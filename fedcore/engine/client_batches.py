@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcore.engine.gathered import Gathered
 from fedcore.engine.local import Examples, batch_mask
 from fedcore.engine.schedule import Schedule
 from fedcore.types import Batch
@@ -25,7 +26,7 @@ class ClientBatches:
         self.examples, self.schedule, self.draws = examples, schedule, draws
         self.width = schedule.positions.shape[1]
         self._own = rows
-        self._rows = torch.from_numpy(rows[schedule.positions]).to(examples.device)
+        self._gathered = Gathered(examples, torch.from_numpy(rows[schedule.positions]).to(examples.device))
         self._masks = batch_mask(schedule.lengths, self.width, examples.device)
 
     @property
@@ -35,13 +36,17 @@ class ClientBatches:
 
     def one(self, k: int) -> Batch:
         """Return the batch of a step, without padding."""
-        length = self.schedule.lengths[k]
-        return self._take(self._rows[k, :length], self._masks[k, :length], k)
+        gathered, length = self._gathered, self.schedule.lengths[k]
+        drawn = {name: d[k] for name, d in self.draws.items()}
+        labels, mask, protected = (part[k, :length] for part in (gathered.labels, self._masks, gathered.protected))
+        return Batch(gathered.inputs(k, 1)[0, :length], labels, mask, drawn, protected=protected)
 
     def several(self, begin: int, size: int, with_inputs: bool = True) -> Batch:
         """Return the batches of `size` steps, full and masked, with a leading axis; rows for inputs on demand."""
-        cut = slice(begin, begin + size)
-        return self._take(self._rows[cut], self._masks[cut], cut, with_inputs)
+        gathered, cut = self._gathered, slice(begin, begin + size)
+        drawn = {name: d[cut] for name, d in self.draws.items()}
+        x = gathered.inputs(begin, size) if with_inputs else gathered.rows[cut]
+        return Batch(x, gathered.labels[cut], self._masks[cut], drawn, protected=gathered.protected[cut])
 
     def positions(self, begin: int, size: int) -> Tensor:
         """Return which of the client's examples the batches of `size` steps have, [size, B], 0 to N - 1."""
@@ -51,8 +56,3 @@ class ClientBatches:
         """Return what a model sees of the client's examples, [N, I]."""
         rows = torch.from_numpy(self._own).to(self.examples.device)
         return self.examples.normalise(self.examples.inputs_of(rows)).flatten(1)
-
-    def _take(self, rows: Tensor, mask: Tensor, steps: int | slice, with_inputs: bool = True) -> Batch:
-        examples, drawn = self.examples, {name: d[steps] for name, d in self.draws.items()}
-        x = examples.inputs_of(rows) if with_inputs else rows
-        return Batch(x, examples.labels[rows], mask, drawn, protected=examples.protected_of(rows))

@@ -9,13 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcore.engine.gathered import Gathered
 from fedcore.engine.lanes import Plan
 from fedcore.engine.local import Examples, Job, as_tensors, batch_mask
 from fedcore.types import Batch
 
 
 class LaneBatches:
-    """Rows, masks and draws of all steps, on the device before the first one; inputs are gathered step by step.
+    """Rows, labels, masks and draws of all steps, on the device before the first one; inputs follow some at a time.
 
     Parameters
     ----------
@@ -26,7 +27,6 @@ class LaneBatches:
     """
 
     def __init__(self, jobs: Sequence[Job], phase: int, plan: Plan, examples: Examples):
-        self._examples = examples
         schedules = [job.schedules[phase] for job in jobs]
         width = schedules[0].positions.shape[1]
         shape = (plan.length, plan.lanes)
@@ -46,7 +46,7 @@ class LaneBatches:
             for name, array in drawn.items():
                 array[begin:until, lane] = draws[c][name][index]
         device = examples.device
-        self._rows = torch.from_numpy(rows).to(device)
+        self._gathered = Gathered(examples, torch.from_numpy(rows).to(device))
         self._masks = batch_mask(lengths, width, device)
         self._draws = as_tensors(drawn, device)
         self._active = torch.from_numpy(active).to(device)
@@ -57,9 +57,8 @@ class LaneBatches:
 
         None in place of the latter means everybody who is on a lane; `masked` never gives None.
         """
-        cut = slice(begin, begin + size)
-        rows, examples = self._rows[cut], self._examples
+        gathered, cut = self._gathered, slice(begin, begin + size)
         drawn = {name: d[cut] for name, d in self._draws.items()}
-        protected = examples.protected_of(rows)
-        batches = Batch(examples.inputs_of(rows), examples.labels[rows], self._masks[cut], drawn, protected=protected)
+        labels, mask, protected = (part[cut] for part in (gathered.labels, self._masks, gathered.protected))
+        batches = Batch(gathered.inputs(begin, size), labels, mask, drawn, protected=protected)
         return batches, self._active[cut] if masked or self._idles[cut].any() else None

@@ -17,17 +17,15 @@ from fedcore.compose import Composition
 from fedcore.config import Train
 from fedcore.data.federation import Federation
 from fedcore.data.resources import bytes_sent
-from fedcore.engine import augment
 from fedcore.engine.checkpoint import Checkpoint
 from fedcore.engine.client_file import ClientFile, DiskStore
 from fedcore.engine.cohorts import draw_cohort
 from fedcore.engine.evaluate import Scorer
 from fedcore.engine.further_views import further_views
+from fedcore.engine.jobs import JobMaker
 from fedcore.engine.local import Assignment, Examples, Folding, Job, LocalTraining, Outcome
-from fedcore.engine.optim import learning_rate, step_mass
 from fedcore.engine.precision import products
 from fedcore.engine.progress import Progress, resume, save
-from fedcore.engine.schedule import schedule
 from fedcore.engine.server import Reduction, Server
 from fedcore.engine.store import ClientStore, first_tree
 from fedcore.engine.views import Evaluation, evaluate
@@ -36,7 +34,7 @@ from fedcore.models.net import Net
 from fedcore.seeds import stream
 from fedcore.tracking import NullTracker, Tracker
 from fedcore.trees import Tree, num_bytes
-from fedcore.types import ClientInfo, Cohort, Params, Population, State
+from fedcore.types import Cohort, Params, Population, State
 
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
@@ -91,6 +89,7 @@ class Training:
         composition.check_resources(self.resources, federation.dataset.num_classes)
         self.composition, self.net, self.federation = composition, net, federation
         self.train, self.seed, self.executor, self.examples = train, seed, executor, examples
+        self._maker = JobMaker(composition, net, train, federation, examples, seed)
         self.scorer = Scorer(composition, net, examples, federation, min(train.workers, os.cpu_count() or 1))
         params = {**net.initial_params, **composition.extra_params(net, seed)}
         initial = {n: p.to(examples.device) for n, p in params.items()}
@@ -213,46 +212,10 @@ class Training:
             if not self.composition.method.collects_uploads:
                 weights = dict(zip(merged.clients, merged.weights, strict=True))
                 assignment = replace(assignment, folding=Folding(weights, frozenset(server.buffers)))
-        return self.executor.train((self._job(c, round, phases, purpose) for c in clients), assignment)
+        return self.executor.train(self._jobs(clients, round, phases, purpose), assignment)
 
-    def _job(self, client: int, round: int, phases: tuple[Phase, ...], purpose: str) -> Job:
-        rows = self.federation.rows(client, "train")
-        own = self.progress.store.get(client)
-        info = self._info(client)
-        schedules = tuple(schedule(self.train, phase, len(rows), self.seed, round, client, purpose) for phase in phases)
-        image = self.federation.dataset.input_shape
-        draws = tuple(
-            self.composition.draws(self.net, self.seed, phase, round, client, s.steps, s.positions.shape[1], info)
-            | augment.draws(self.train.augment, phase, self.seed, round, client, purpose, s.positions.shape, image)
-            for phase, s in zip(phases, schedules, strict=True)
-        )
-        method = self.composition.method
-        lr = learning_rate(self.train, round, int(self.progress.participations[client]))
-        steps = sum(s.steps for phase, s in zip(phases, schedules, strict=True) if phase.owner is None)
-        return Job(
-            client,
-            rows,
-            *self._model(own),
-            own["state"],
-            info,
-            schedules,
-            draws,
-            steps,
-            lr,
-            step_mass(steps, lr, self.train.momentum, self.composition.damping),
-            method.download(self.progress.server.state["method"], client),
-            self.federation.rows(client, "val") if method.needs_validation else None,
-        )
-
-    def _model(self, own: Tree) -> tuple[Params, Params]:
-        """Return the parameters and buffers of a client with these of its own."""
-        server = self.progress.server
-        return {**server.params, **own["params"]}, {**server.buffers, **own["buffers"]}
-
-    def _info(self, client: int) -> ClientInfo:
-        size, counts = self.federation.num_examples[client], self.federation.class_counts[client]
-        facts = self.examples.scale.new_tensor([float(size), *counts.tolist()])  # of its device and type
-        return ClientInfo(facts[0], facts[1:])
+    def _jobs(self, clients: Sequence[int], round: int, phases: tuple[Phase, ...], purpose: str) -> Iterator[Job]:
+        return self._maker.jobs(clients, round, phases, purpose, self.progress)
 
     # --- evaluation ---
 
@@ -303,7 +266,7 @@ class Training:
                 yield replace(outcome, params=personal(self.net, outcome.params))
             return
         for client in clients:
-            params, buffers = self._model(self.progress.store.get(client))
+            params, buffers = self.progress.server.model(self.progress.store.get(client))
             yield Outcome(client, personal(self.net, params), buffers, {}, {}, torch.zeros(()), 0)
 
     def _start(self) -> Progress:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedcore.config import Train
 from fedcore.methods.base import Phase
-from fedcore.seeds import stream
+from fedcore.seeds import Streams
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,7 @@ class Schedule:
         return len(self.lengths)
 
 
-def schedule(
-    train: Train, phase: Phase, num_examples: int, seed: int, round: int, client: int, purpose: str
-) -> Schedule:
+def schedule(train: Train, phase: Phase, num_examples: int, streams: Streams, client: int, purpose: str) -> Schedule:
     """Return a client's batches of one phase.
 
     Raises
@@ -43,30 +41,62 @@ def schedule(
     ValueError
         If the client has no batch: fewer examples than ``batch_size`` while ``last_batch`` is ``drop``.
     """
-    size = train.batch_size * phase.batches
-    limit = phase.steps or (train.local_steps if phase.epochs is None else None)
-    if train.sampling == "replacement" and phase.epochs is None:
+    size, limit = _size(train, phase), _limit(train, phase)
+    names = stream_names(train, phase, num_examples, purpose)
+    if _is_drawn(train, phase):
         assert limit is not None
-        generator = stream(seed, f"{purpose}/replacement", round, client)
-        drawn = generator.integers(0, num_examples, (limit, size))
+        drawn = streams.of(names[0], client).integers(0, num_examples, (limit, size))
         return Schedule(drawn, np.full(limit, size))
-    last_batch = train.last_batch if phase.learns else "keep"
-    if last_batch == "drop" and num_examples < size:
+    if _last_batch(train, phase) == "drop" and num_examples < size:
         raise ValueError(
             f"train.last_batch: 'drop' leaves client {client} without a batch ({num_examples} examples,"
             f" {size} rows a step); use keep or wrap, or a batch_size of at most {num_examples // phase.batches}"
         )
-    epoch_batches = num_examples // size if last_batch == "drop" else -(-num_examples // size)
-    epochs = phase.epochs or (-(-limit // epoch_batches) if limit else train.local_epochs)
-    filled = -(-num_examples // size) * size
-    rows, counts = [], []
-    for epoch in range(phase.first_epoch, phase.first_epoch + epochs):
-        order = stream(seed, f"{purpose}/{epoch}", round, client).permutation(num_examples)
-        padded = (order if filled == num_examples else np.resize(order, filled)).reshape(-1, size)[:epoch_batches]
-        lengths = np.full(epoch_batches, size)
-        if last_batch == "keep" and phase.batches == 1:
-            lengths[-1] = num_examples - (epoch_batches - 1) * size
-            padded[-1, lengths[-1] :] = padded[-1, 0]
-        rows.append(padded)
-        counts.append(lengths)
-    return Schedule(np.concatenate(rows)[:limit], np.concatenate(counts)[:limit])
+    orders = np.empty((len(names), -(-num_examples // size) * size), np.int64)
+    for number, name in enumerate(names):
+        orders[number, :num_examples] = streams.of(name, client).permutation(num_examples)
+    for begin in range(num_examples, orders.shape[1], num_examples):  # the last batch is filled up with the first rows
+        rest = orders[:, begin:]
+        rest[:, :num_examples] = orders[:, : min(num_examples, rest.shape[1])]
+    batches = _epoch_batches(train, phase, num_examples)
+    positions = orders.reshape(len(names), -1, size)[:, :batches]
+    lengths = np.full((len(names), batches), size)
+    if _last_batch(train, phase) == "keep" and phase.batches == 1:
+        length = num_examples - (batches - 1) * size
+        lengths[:, -1] = length
+        positions[:, -1, length:] = positions[:, -1, :1]
+    return Schedule(positions.reshape(-1, size)[:limit], lengths.reshape(-1)[:limit])
+
+
+def stream_names(train: Train, phase: Phase, num_examples: int, purpose: str) -> list[str]:
+    """Return what `schedule` draws from: a stream for every epoch, or one for all draws with replacement."""
+    if _is_drawn(train, phase):
+        return [f"{purpose}/replacement"]
+    limit = _limit(train, phase)
+    # A client without a batch is for `schedule` to refuse.
+    needed = limit and -(-limit // max(1, _epoch_batches(train, phase, num_examples)))
+    epochs = phase.epochs or needed or train.local_epochs
+    return [f"{purpose}/{epoch}" for epoch in range(phase.first_epoch, phase.first_epoch + epochs)]
+
+
+def _size(train: Train, phase: Phase) -> int:
+    return train.batch_size * phase.batches
+
+
+def _limit(train: Train, phase: Phase) -> int | None:
+    """Return the most steps of a phase; None where epochs count."""
+    return phase.steps or (train.local_steps if phase.epochs is None else None)
+
+
+def _is_drawn(train: Train, phase: Phase) -> bool:
+    """Return whether rows are drawn with replacement instead of in epochs."""
+    return train.sampling == "replacement" and phase.epochs is None
+
+
+def _last_batch(train: Train, phase: Phase) -> str:
+    return train.last_batch if phase.learns else "keep"
+
+
+def _epoch_batches(train: Train, phase: Phase, num_examples: int) -> int:
+    size = _size(train, phase)
+    return num_examples // size if _last_batch(train, phase) == "drop" else -(-num_examples // size)

@@ -34,6 +34,10 @@ class Server:
         """Return all of it as one tree; ``Server(**tree)`` undoes this."""
         return {"params": self.params, "buffers": self.buffers, "state": self.state}
 
+    def model(self, own: Tree) -> tuple[Params, Params]:
+        """Return the parameters and buffers of a client with these of its own."""
+        return {**self.params, **own["params"]}, {**self.buffers, **own["buffers"]}
+
     def download(self, composition: Composition) -> Tree:
         """Return what every client of a cohort receives."""
         return {"params": self.params, "buffers": self.buffers, "state": composition.broadcast(self.state)}

@@ -107,7 +107,7 @@ def test_a_lost_process_is_named_and_the_way_on_is(forked):
 def test_errors_come_back_and_the_next_round_is_not_mixed_up_with_them(forked):
     work = forked(rounds=1)
     whole = toys.run(rounds=1)
-    jobs = [work._job(c, 0, work.composition.phases(work.train), "batches") for c in range(3)]
+    jobs = list(work._jobs(range(3), 0, work.composition.phases(work.train), "batches"))
     spoiled = [jobs[0], *(_with_rows_of_nobody(job) for job in jobs[1:])]
     assignment = _assignment(work)
     with pytest.raises(RuntimeError, match="IndexError"):
@@ -139,7 +139,7 @@ def test_close_does_not_wait_for_a_client_that_takes_long(forked, monkeypatch):
     monkeypatch.setattr(SerialExecutor, "train", lambda *_: signal.pause())  # inherited by the processes
     work = forked(rounds=1)
     processes = _processes(work)
-    jobs = [work._job(c, 0, work.composition.phases(work.train), "batches") for c in range(2)]
+    jobs = list(work._jobs(range(2), 0, work.composition.phases(work.train), "batches"))
     work.executor._send(jobs[0], _assignment(work))
     work.executor._tell(work.executor._workers[0], pack(jobs[0], {}))
     work.executor.close()

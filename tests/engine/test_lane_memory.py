@@ -114,7 +114,7 @@ def test_what_autograd_keeps_of_a_row():
 def test_the_estimate_of_a_lane():
     """The model has 5*16+16 + 16*6+6 + 6*3+3 = 219 parameters; batches have 8 rows of 5 numbers; 4 bytes each."""
     work = toys.training(executor="stacked", momentum=0.9)
-    (job,) = (work._job(0, 0, work.composition.phases(work.train), "batches"),)
+    (job,) = work._jobs([0], 0, work.composition.phases(work.train), "batches")
     lane, client = lane_bytes(job, work.executor.training, work.examples)
     assert client == 4 * (2 * 2 * 219 + 219)  # parameters and momentum twice, and the anchor
     assert lane == 4 * (3 * 2 * 219 + 219 + 2 * 8 * (5 + 27))

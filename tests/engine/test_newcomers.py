@@ -99,7 +99,7 @@ def test_kept_momentum_goes_on_in_the_next_round(executor):
     params = {n: p.clone().requires_grad_() for n, p in work.initial.items()}
     optimiser = torch.optim.SGD(params.values(), lr=0.1, momentum=0.9)
     for round in range(2):
-        (job,) = [work._job(0, round, work.composition.phases(work.train), "batches")]
+        (job,) = work._jobs([0], round, work.composition.phases(work.train), "batches")
         schedule = job.schedules[0]
         for positions, length in zip(schedule.positions, schedule.lengths, strict=True):
             x, y = work.examples.gather(job.rows[positions[:length]])

@@ -6,11 +6,12 @@ import pytest
 from fedcore.config import Train
 from fedcore.engine.schedule import schedule
 from fedcore.methods.base import Phase
+from fedcore.seeds import Streams
 
 
 def _plan(num_examples, round=0, client=0, seed=0, phase=None, **train):
     section = Train(**{"batch_size": 8, **train})
-    return schedule(section, phase or Phase(), num_examples, seed, round, client, "batches")
+    return schedule(section, phase or Phase(), num_examples, Streams(seed, round), client, "batches")
 
 
 def test_an_epoch_sees_every_example_once():
@@ -38,6 +39,13 @@ def test_drop_loses_the_short_batch_and_refuses_a_client_without_one():
     assert _plan(20, last_batch="drop").lengths.tolist() == [8, 8]
     with pytest.raises(ValueError, match=r"train.last_batch: 'drop' leaves client 7 without a batch \(3 examples"):
         _plan(3, client=7, last_batch="drop")
+    with pytest.raises(ValueError, match=r"train.last_batch: 'drop' leaves client 7 without a batch \(3 examples"):
+        _plan(3, client=7, last_batch="drop", local_steps=2)
+
+
+def test_a_phase_that_only_looks_sees_every_example():
+    plan = _plan(20, phase=Phase("look", epochs=1, learns=False), last_batch="drop")
+    assert plan.lengths.tolist() == [8, 8, 4]
 
 
 def test_local_steps_cut_or_extend_the_epochs():

@@ -17,7 +17,7 @@ def test_jobs_on_the_wire_train_to_the_same_bits(name):
     work.run()  # clients differ now
     phases = work.composition.phases(work.train)
     server = work.progress.server
-    jobs = [work._job(client, 1, phases, "batches") for client in (3, 1, 4)]
+    jobs = list(work._jobs([3, 1, 4], 1, phases, "batches"))
     sent = work.composition.broadcast(server.state)
     here = Assignment(phases, sent, work.resources, frozenset(server.params), 1)
     common = {**trees_of(jobs[0]), "server": sent}
@@ -39,10 +39,10 @@ def test_jobs_on_the_wire_train_to_the_same_bits(name):
 
 def test_what_clients_have_in_common_travels_once():
     work = toys.training()
-    jobs = [work._job(client, 0, work.composition.phases(work.train), "batches") for client in (0, 1)]
+    jobs = list(work._jobs([0, 1], 0, work.composition.phases(work.train), "batches"))
     parcel = pack(jobs[1], trees_of(jobs[0]))
     assert parcel.changes == {}
     own = toys.training(toys.composition("local"))
     own.run()
-    jobs = [own._job(client, 3, own.composition.phases(own.train), "batches") for client in (0, 1)]
+    jobs = list(own._jobs([0, 1], 3, own.composition.phases(own.train), "batches"))
     assert set(pack(jobs[1], trees_of(jobs[0])).changes["params"]) == set(own.initial)

@@ -121,7 +121,7 @@ def test_virtual_images_are_cropped_flipped_and_scaled():
     model = toys.net({"name": "cnn", "channels": [3, 4], "hidden": 5}, image=True, classes=6)
     work = toys.training(toys.composition(add={"vhl": settings}), fed, model)
     addon, images = work.composition.addons["vhl"], work.resources["virtual"]["x"]
-    job = work._job(3, 0, work.composition.phases(work.train), "batches")
+    (job,) = work._jobs([3], 0, work.composition.phases(work.train), "batches")
     drawn = {name: torch.from_numpy(values) for name, values in job.draws[0].items()}
     assert {name: tuple(values.shape) for name, values in drawn.items()} == {
         "vhl.rows": (4, 6),
@@ -143,7 +143,7 @@ def test_virtual_images_are_cropped_flipped_and_scaled():
         assert np.array_equal(seen[row, 0].numpy(), 2 * (window[:, ::-1] if flip else window))
     assert 0 < flips < 6
     plain = toys.training(toys.composition(add={"vhl": {"virtual_batch": 6}}), fed, model)
-    same = plain._job(3, 0, work.composition.phases(work.train), "batches").draws[0]["vhl.rows"]
+    same = next(plain._jobs([3], 0, work.composition.phases(work.train), "batches")).draws[0]["vhl.rows"]
     assert np.array_equal(same, drawn["vhl.rows"])  # which rows are drawn does not depend on what is done to them
     with pytest.raises(
         ValueError, match=r"add\.vhl\.crop: 8 leaves nothing of inputs of shape \(1, 8, 8\); use at most 7"
@@ -263,7 +263,7 @@ def test_a_virtual_forward_alone_changes_batch_normalisation_and_nothing_else():
 def test_virtual_rows_never_touch_the_clients_data_order():
     """Another virtual batch size leaves the natural batches and the cohort as they were."""
     work = [toys.training(toys.composition(add={"vhl": {"virtual_batch": b}})) for b in (2, 7)]
-    jobs = [w._job(3, 0, w.composition.phases(w.train), "batches") for w in work]
+    jobs = [next(w._jobs([3], 0, w.composition.phases(w.train), "batches")) for w in work]
     assert np.array_equal(jobs[0].schedules[0].positions, jobs[1].schedules[0].positions)
     assert [j.draws[0]["vhl.rows"].shape for j in jobs] == [(4, 2), (4, 7)]
 
