@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedcore.compose import Composition
 from fedcore.config import Train
@@ -145,7 +146,8 @@ class Training:
         progress.download_bytes += self._download_bytes(cohort.clients)
         phases = composition.setup_phases(self.train) if round < 0 else composition.phases(self.train)
         reduction = Reduction(cohort.weights)
-        loss, steps = 0.0, 0
+        losses: list[Tensor] = []
+        steps: list[int] = []
         uploads: list[State] = []
         for outcome in self._local(cohort.clients, round, phases, "batches", cohort):
             if outcome.folded is None:
@@ -156,18 +158,19 @@ class Training:
                 uploads.append(outcome.upload["method"])
             if round >= 0:
                 progress.keep(outcome)
-            loss += float(outcome.loss) * outcome.steps
-            steps += outcome.steps
+            losses.append(outcome.loss)
+            steps.append(outcome.steps)
         progress.upload_bytes += reduction.bytes
         assert reduction.mean is not None
         cohort = cohort._replace(uploads=tuple(uploads))
         progress.server = progress.server.merge(composition, reduction.mean, cohort)
+        loss = _sum(losses, steps)
         if not math.isfinite(loss):
             raise ValueError(
                 f"training diverged: the loss of round {round + 1} is {loss}; lower train.lr ({self.train.lr})"
                 " or the method's strengths"
             )
-        return loss / steps
+        return loss / sum(steps)
 
     def _welcome(self) -> None:
         """Give the newcomers what they start with of what stays with clients."""
@@ -282,3 +285,11 @@ class Training:
         participations = np.zeros(self.federation.num_total, np.int64)
         store = ClientStore(own) if self.train.store == "memory" else DiskStore(own, ClientFile())
         return Progress(server, store, participations, -self.composition.setup_rounds)
+
+
+def _sum(losses: Sequence[Tensor], steps: Sequence[int]) -> float:
+    """Return the sum of mean losses [] over their steps, with a single wait for the device."""
+    total = 0.0
+    for loss, count in zip(torch.stack([*losses]).tolist(), steps, strict=True):
+        total += loss * count
+    return total

@@ -16,6 +16,7 @@ from fedcore.engine.compiled_steps import CompiledSteps
 from fedcore.engine.cuda_graphs import CudaGraphs
 from fedcore.engine.lane_group import Group
 from fedcore.engine.local import LocalTraining
+from fedcore.engine.rounds import Training
 from tests import toys
 from tests.methods.cases import CASES
 from tests.models.test_published_models import SMALL
@@ -88,6 +89,28 @@ def test_steps_stay_on_the_device(name, executor):
     device, within = _trained(composed, FEW, executor=executor)
     assert not any(within)
     assert not device.operators & REFUSED
+
+
+def _round(sizes):
+    """Return what crosses in a stacked round of so many examples a client."""
+    device, within, train_round = Pretended(), [], Training._train_round
+
+    def watch(*arguments):
+        with device.alone() as crossings:
+            loss = train_round(*arguments)
+        within.append(crossings)
+        return loss
+
+    rounds = mock.patch.object(Training, "_train_round", watch)
+    with device, mock.patch.object(Composition, "check_resources"), rounds:
+        toys.run(None, toys.federation(sizes), device=META, rounds=1, executor="stacked")
+    return within[0]
+
+
+def test_a_round_of_more_clients_does_not_cross_more_often():
+    few, more = _round((9, 3)), _round((9, 3, 9, 3, 5, 7))
+    assert more == few
+    assert [crossing.direction for crossing in few].count("to the host") == 1
 
 
 @pytest.mark.parametrize("executor", ["stacked", "serial"])
