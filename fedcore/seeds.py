@@ -50,7 +50,7 @@ def stream(seed: int, purpose: str, round: int = 0, client: int = -1) -> np.rand
 
 
 class Streams:
-    """The streams of one seed and round; those that are named in advance are made in a tenth of the time.
+    """The streams of one seed and round; those that are named in advance take a third of the time.
 
     Parameters
     ----------

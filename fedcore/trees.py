@@ -39,9 +39,10 @@ def stack(trees: Sequence[Mapping[str, Any]]) -> Tree:
     return tree_map(lambda *values: torch.stack(values), trees[0], *trees[1:])
 
 
-def pick(tree: Mapping[str, Any], index: int) -> Tree:
-    """Return row `index` of a stacked tree."""
-    return tree_map(lambda value: value[index], tree)
+def unstack(tree: Mapping[str, Any], count: int) -> list[Tree]:
+    """Return the `count` rows of a stacked tree, as views; every leaf is asked once for all of them."""
+    views = tree_map(torch.unbind, tree)
+    return [tree_map(lambda of_leaf, c=c: of_leaf[c], views) for c in range(count)]
 
 
 def add(tree: Mapping[str, Any], other: Mapping[str, Any], scale: float | Tensor = 1.0) -> Tree:

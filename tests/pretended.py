@@ -36,10 +36,12 @@ class Pretended(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operators: set[str] = set()
+        self.calls = 0
         self.crossings: list[Crossing] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.calls += 1
         self.operators.add(func.overloadpacket._qualified_op_name.removeprefix("aten::"))
         given = {t.device.type for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         if func is _aten._local_scalar_dense.default and "meta" in given:

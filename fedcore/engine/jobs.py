@@ -65,8 +65,8 @@ class JobMaker:
     def _infos(self, clients: Sequence[int]) -> Iterator[ClientInfo]:
         index = np.asarray(clients)
         facts = np.column_stack([self.federation.num_examples[index], self.federation.class_counts[index]])
-        rows = torch.tensor(facts, dtype=self.examples.dtype, device=self.examples.device)  # on its way once
-        return (ClientInfo(row[0], row[1:]) for row in rows)
+        sent = torch.tensor(facts, dtype=self.examples.dtype, device=self.examples.device)  # once for all of them
+        return map(ClientInfo, sent[:, 0].unbind(), sent[:, 1:].unbind())
 
     def _job(
         self,

@@ -31,7 +31,7 @@ from fedcore.engine.local import (
 )
 from fedcore.engine.stack import Collected, rows, stacked, with_rows
 from fedcore.methods.base import Phase
-from fedcore.trees import Tree, pick, tree_map
+from fedcore.trees import Tree, tree_map, unstack
 from fedcore.types import Batch, ClientInfo, View
 
 
@@ -71,17 +71,12 @@ class Group:
             carry, loss = after["carry"], loss + after["loss"]
         end = vmap(lambda c, o: training.end(c, finish(o), self._assignment))
         uploads, states = end(carry, self._own)
+        params, wanted = carry["params"], self._assignment.returned
+        returned = params if wanted is None else {n: p for n, p in params.items() if n in wanted}
+        made = {"params": returned, "buffers": carry["buffers"], "state": states, "upload": uploads, "loss": loss}
         return [
-            Outcome(
-                job.client,
-                pick(carry["params"], c),
-                pick(carry["buffers"], c),
-                pick(states, c),
-                pick(uploads, c),
-                loss[c] / max(job.num_steps, 1),
-                job.num_steps,
-            )
-            for c, job in enumerate(jobs)
+            Outcome(job.client, **{**own, "loss": own["loss"] / max(job.num_steps, 1)}, steps=job.num_steps)
+            for job, own in zip(jobs, unstack(made, len(jobs)), strict=True)
         ]
 
     def _views(self) -> tuple[dict[str, Any], dict[str, Any]]:

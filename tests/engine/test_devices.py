@@ -92,13 +92,14 @@ def test_steps_stay_on_the_device(name, executor):
 
 
 def _round(sizes):
-    """Return what crosses in a stacked round of so many examples a client."""
+    """Return what crosses in a stacked round of so many examples a client, and how many calls the device gets."""
     device, within, train_round = Pretended(), [], Training._train_round
 
     def watch(*arguments):
+        before = device.calls
         with device.alone() as crossings:
             loss = train_round(*arguments)
-        within.append(crossings)
+        within.append((crossings, device.calls - before))
         return loss
 
     rounds = mock.patch.object(Training, "_train_round", watch)
@@ -108,9 +109,14 @@ def _round(sizes):
 
 
 def test_a_round_of_more_clients_does_not_cross_more_often():
-    few, more = _round((9, 3)), _round((9, 3, 9, 3, 5, 7))
+    few, more = _round((9, 3))[0], _round((9, 3, 9, 3, 5, 7))[0]
     assert more == few
     assert [crossing.direction for crossing in few].count("to the host") == 1
+
+
+def test_a_client_more_costs_the_host_a_sum_for_every_tensor_and_a_mean_loss():
+    tensors = len(toys.net().initial_params)
+    assert _round((9,) * 30)[1] - _round((9,) * 10)[1] == 20 * (tensors + 1)
 
 
 @pytest.mark.parametrize("executor", ["stacked", "serial"])
