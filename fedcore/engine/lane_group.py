@@ -71,9 +71,8 @@ class Group:
             carry, loss = after["carry"], loss + after["loss"]
         end = vmap(lambda c, o: training.end(c, finish(o), self._assignment))
         uploads, states = end(carry, self._own)
-        params, wanted = carry["params"], self._assignment.returned
-        returned = params if wanted is None else {n: p for n, p in params.items() if n in wanted}
-        made = {"params": returned, "buffers": carry["buffers"], "state": states, "upload": uploads, "loss": loss}
+        params, buffers = carry["params"], carry["buffers"]
+        made = {"params": params, "buffers": buffers, "state": states, "upload": uploads, "loss": loss}
         return [
             Outcome(job.client, **{**own, "loss": own["loss"] / max(job.num_steps, 1)}, steps=job.num_steps)
             for job, own in zip(jobs, unstack(made, len(jobs)), strict=True)
