@@ -1,7 +1,7 @@
 """Trackers: follow a training run in MLflow and on the terminal.
 
 `MlflowTracker` does everything that touches MLflow in a thread of its own, so training neither waits for the import
-nor for the database. What a kill keeps from being written there, `tasks.publish` writes later from the run folder.
+nor for the database. What is not written there while a training runs, `tasks.publish` writes later from the run folder.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -41,6 +41,9 @@ Status = Literal["finished", "failed"]
 class MlflowTracker:
     """Log a training run live.
 
+    The latest figures are written every now and then: one takes MLflow longer than a fast round takes a GPU. Of a
+    training that failed every round is written at the end, as it leaves no run folder to read them from.
+
     The run is found by its ``run_key``, so a resumed training continues it; rounds it has logged before are not
     logged twice. Training again from nothing what had finished starts a new run and marks the old one superseded.
 
@@ -53,7 +56,7 @@ class MlflowTracker:
     root : Path
         The project's root folder.
     period : float, seconds
-        Metrics are written at most this often.
+        Of the rounds in such a time the last one is written live.
     patience : float, seconds
         The run is opened when training has lasted this long, or has failed: importing MLflow costs as much as a short
         training. One that finishes sooner is left to `tasks.publish`.
@@ -73,8 +76,10 @@ class MlflowTracker:
         self._config, self._lineage, self._root = config, lineage, root
         self._period, self._clock = period, clock
         self._jobs: queue.SimpleQueue[list[Point] | Status] = queue.SimpleQueue()
-        self._buffer: list[Point] = []
-        self._written = self._started = clock()
+        self._latest: dict[str, Point] = {}  # by metric, since the last round that is written live
+        self._live: list[Point] = []  # of the rounds that are, until they are handed over
+        self._all: list[Point] = []
+        self._taken = self._started = clock()
         self._resumed_at = 0
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
@@ -86,23 +91,31 @@ class MlflowTracker:
             self._open()
 
     def log(self, round: int, metrics: Mapping[str, float], seconds: float) -> None:
-        """Buffer one round's metrics; hand them over when the last hand-over is `period` seconds ago."""
+        """Keep one round's metrics; hand the latest over when `period` seconds have passed."""
         self._raise_error()
-        now = time.time_ns() // 1_000_000
+        when, now = time.time_ns() // 1_000_000, self._clock()
         values = {**metrics, ROUND_SECONDS: seconds}
-        self._buffer += [(name, round, float(value), now) for name, value in values.items() if not math.isnan(value)]
-        if self._thread is None and self._clock() - self._started >= self._patience:
+        points = [(name, round, float(value), when) for name, value in values.items() if not math.isnan(value)]
+        self._all += points
+        self._latest.update((point[0], point) for point in points)
+        if now - self._taken >= self._period:
+            self._take()
+            self._taken = now
+        if self._thread is None and now - self._started >= self._patience:
             self._open()
-        if self._thread is not None and self._clock() - self._written >= self._period:
+        if self._thread is not None and self._live:
             self._hand_over()
 
     def end(self, status: Status) -> None:
-        """Write the rest and close the run; waits until that is done, a minute at most."""
+        """Write the latest figures, or all of a failed training, and close the run; waits for it, a minute at most."""
         if self._thread is None:
             if status == "finished":
                 return
             self._open()
         assert self._thread is not None
+        self._take()
+        if status == "failed":
+            self._live = self._all
         self._hand_over()
         self._jobs.put(status)
         self._thread.join(timeout=60)
@@ -115,10 +128,13 @@ class MlflowTracker:
         self._thread = threading.Thread(target=self._work, args=(self._resumed_at,), name="mlflow", daemon=True)
         self._thread.start()
 
+    def _take(self) -> None:
+        self._live += self._latest.values()
+        self._latest.clear()
+
     def _hand_over(self) -> None:
-        self._jobs.put(self._buffer)
-        self._buffer = []
-        self._written = self._clock()
+        self._jobs.put(self._live)
+        self._live = []
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -134,16 +150,17 @@ class MlflowTracker:
                     client.set_terminated(run_id, "FINISHED" if job == "finished" else "FAILED")
                     return
                 log_points(client, run_id, (point for point in job if point[:2] not in logged))
+                logged.update(point[:2] for point in job)
         except Exception as error:
             self._error = error
 
-    def _open_run(self, client: MlflowClient, resumed_at: int) -> tuple[str, Collection[tuple[str, int]]]:
+    def _open_run(self, client: MlflowClient, resumed_at: int) -> tuple[str, set[tuple[str, int]]]:
         """Return the run's id and the points (metric, round) it has already."""
         experiment = ensure_experiment(client, self._config["experiment"], self._root)
         old = find_run(client, experiment, self._config["run_key"])
         if old is not None and (old.info.status != "FINISHED" or resumed_at > 0):
             client.update_run(old.info.run_id, status="RUNNING")
-            return old.info.run_id, logged_points(client, old)
+            return old.info.run_id, set(logged_points(client, old))
         new = create_run(client, experiment, self._config, self._lineage)
         if old is not None:
             client.set_tag(old.info.run_id, SUPERSEDED, new)

@@ -44,7 +44,7 @@ class Recorder:
 
 def train(root: Path, rounds: range, end: Any = "finished", resumed_at: int = 0, **changes: Any) -> None:
     config = config_of(**changes)
-    tracker = MlflowTracker(config, lineage_of(config), root)
+    tracker = MlflowTracker(config, lineage_of(config), root, period=0.0)
     tracker.start(4, resumed_at)
     for round in rounds:
         tracker.log(round, {"global/val/accuracy": round / 10, "global/val/loss": float("nan")}, 0.5)
@@ -113,7 +113,10 @@ def test_another_configuration_is_another_run(root: Path, client: Any) -> None:
     assert sorted(run.info.run_name for run in all_runs(client)) == ["fedavg-0", "fedavg-1"]
 
 
-def test_metrics_are_written_in_batches_by_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("end", "last"), [("finished", [7]), ("failed", [1, 2, 4, 5, 7])])
+def test_the_latest_round_of_a_period_is_written_live_and_all_of_a_failed_training(
+    root: Path, monkeypatch: pytest.MonkeyPatch, end: Any, last: list[int]
+) -> None:
     from mlflow.tracking import MlflowClient
 
     batches: list[list[int]] = []
@@ -121,7 +124,7 @@ def test_metrics_are_written_in_batches_by_time(root: Path, monkeypatch: pytest.
 
     def spy(self: Any, run_id: str, metrics: Any = (), **other: Any) -> Any:
         if metrics:
-            batches.append(sorted({metric.step for metric in metrics}))
+            batches.append([metric.step for metric in metrics if metric.key == "train/loss"])
         return original(self, run_id, metrics=metrics, **other)
 
     monkeypatch.setattr(MlflowClient, "log_batch", spy)
@@ -131,8 +134,21 @@ def test_metrics_are_written_in_batches_by_time(root: Path, monkeypatch: pytest.
     for round in range(1, 8):
         clock.now += 0.75
         tracker.log(round, {"train/loss": 1.0}, 0.75)
+    tracker.end(end)
+    assert batches == [[3], [6], last]
+
+
+def test_a_figure_that_is_seldom_there_is_written_live(root: Path, client: Any, curve: Curve) -> None:
+    config, clock = config_of(), Clock()
+    tracker = MlflowTracker(config, lineage_of(config), root, period=2.0, clock=clock)
+    tracker.start(4, 0)
+    for round in range(1, 5):
+        clock.now += 1.0
+        tracker.log(round, {"global/val/accuracy": 0.5} if round % 2 else {}, 1.0)
     tracker.end("finished")
-    assert batches == [[1, 2, 3], [4, 5, 6], [7]]
+    (run,) = all_runs(client)
+    assert [round for round, _ in curve(run.info.run_id, "global/val/accuracy")] == [1, 3]
+    assert [round for round, _ in curve(run.info.run_id, "time/round_seconds")] == [2, 4]
 
 
 def test_a_training_shorter_than_patience_opens_nothing(root: Path, client: Any) -> None:
