@@ -60,7 +60,14 @@ class Inductor:
         with _without_advice():
             name = kept_functions.name_of(graph, examples, _OPTIONS)
             kept = None if name is None else kept_functions.load(name)
-            return _compiled(graph, examples, name) if kept is None else kept
+            if kept is not None:
+                return kept
+            try:
+                return _compiled(graph, examples, name)
+            except Exception as error:
+                if not kept_functions.discard(str(error)):
+                    raise
+            return _compiled(graph, examples, name)
 
 
 def _compiled(graph: GraphModule, examples: list[Tensor], name: str | None) -> kept_functions.Function:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader
@@ -76,6 +77,20 @@ def keep(name: str, source: str, examples: list[Tensor], expected: list[Tensor])
         with suppress(OSError):
             unfinished.unlink()
     return function
+
+
+def discard(reason: str) -> bool:
+    """Remove the files of PyTorch's cache that a failure names, and return whether there were any.
+
+    The compiler takes a library that is there for a whole one; a machine that stops while it writes leaves others.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    names = re.findall(rf"{re.escape(cache_dir())}{os.sep}[^\s:'\"]+", reason)
+    files = [path for path in {Path(name) for name in names} if path.is_file()]
+    for path in files:
+        path.unlink(missing_ok=True)
+    return bool(files)
 
 
 def _same(ones: list[Tensor], others: list[Tensor]) -> bool:

@@ -1,5 +1,9 @@
 """Compiled functions that the next process finds on disk."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch._inductor import compile_fx
@@ -108,6 +112,35 @@ def test_a_file_cut_short_is_made_anew(folder):
     function, x = _made()
     assert function(x)[0].tolist() == (2 * x).tolist()
     assert path.read_text() == whole
+
+
+def test_a_library_cut_short_is_made_anew(folder):
+    """As a machine leaves it that stops while it is written; another process made it, as one loads a library once."""
+    words = (
+        "import sys; from tests.engine.test_kept_functions import _made, _scaled; _made(_scaled(7.25));"
+        "print(*(m.__file__ for m in sys.modules.values() if str(getattr(m, '__file__', '')).endswith('.main.so')))"
+    )
+    root = Path(__file__).parents[2]
+    made = subprocess.run([sys.executable, "-c", words], check=True, cwd=root, capture_output=True, text=True)
+    libraries = [Path(name) for name in made.stdout.split()]
+    assert libraries
+    for library in libraries:
+        library.write_bytes(library.read_bytes()[:100])
+    function, x = _made(_scaled(7.25))
+    assert function(x)[0].tolist() == (7.25 * x).tolist()
+    assert [library for library in libraries if library.stat().st_size <= 100] == []
+
+
+def test_only_files_of_the_compilers_cache_are_discarded(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    files = [tmp_path / "cache" / "a.so", tmp_path / "cache" / "b.so", tmp_path / "c.so"]
+    for file in files:
+        file.touch()
+    assert kept_functions.discard(f"{files[0]}: file too short, unlike {files[2]}")
+    assert [file.exists() for file in files] == [False, True, True]
+    assert not kept_functions.discard(f"{files[0]}: file too short, unlike {files[2]}")
+    assert not kept_functions.discard(f"{tmp_path}/cache/none of these")
 
 
 def test_a_source_that_does_something_else_is_not_kept(folder):
