@@ -10,10 +10,13 @@ from fedcore.addons.base import Addon
 from fedcore.compose import Composition
 from fedcore.engine.evaluate import Scorer, Split
 from fedcore.engine.local import Outcome
-from fedcore.metrics.fairness import auc, leakage, macro_auc
+from fedcore.metrics.fairness import Frozen, auc, leakage, macro_auc, scores_side_by_side
 from fedcore.models.net import Net
 from fedcore.seeds import stream
 from fedcore.types import Params
+
+_SIDE_BY_SIDE = 16  # adversaries that are trained together; more gain nothing
+_MOST_ROWS = 1 << 17  # of features that wait for it
 
 
 def protected_metrics(scorer: Scorer, models: Iterable[Outcome], seed: int, retrain: bool) -> dict[str, float]:
@@ -34,7 +37,8 @@ def protected_metrics(scorer: Scorer, models: Iterable[Outcome], seed: int, retr
         two classes. Empty where no add-on measures attributes.
     """
     federation = scorer.federation
-    found: dict[str, list[float]] = {"adversary_auc": [], "leakage_auc": []}
+    fresh = _FreshAdversaries(seed)
+    found: dict[str, list[float]] = {"adversary_auc": [], "leakage_auc": fresh.areas}
     weights, chances, labels = [], [], []
     for model in models:
         test = federation.rows(model.client, "test")
@@ -46,10 +50,11 @@ def protected_metrics(scorer: Scorer, models: Iterable[Outcome], seed: int, retr
         if retrain:
             train = scorer.protected(model.params, model.buffers, federation.rows(model.client, "train"))
             assert train is not None
-            found["leakage_auc"].append(leakage(train[2], train[1], shown[2], shown[1], seed))
+            fresh.add(Frozen(train[2], train[1], shown[2]), shown[1])
         if federation.dataset.num_classes == 2:
             chances.append(scorer.probabilities(model.params, model.buffers, test)[:, -1])
             labels.append(federation.dataset.labels[test])
+    fresh.train()
     metrics = {
         f"personal/test/{name}": _mean(np.array(values), np.array(weights)) for name, values in found.items() if values
     }
@@ -87,6 +92,35 @@ def pooled_protected_metrics(
     if scorer.federation.dataset.num_classes == 2:
         metrics["class_auc"] = auc(scorer.probabilities(*model, test)[:, -1], scorer.federation.dataset.labels[test])
     return {f"global/test/{name}": value for name, value in metrics.items() if np.isfinite(value)}
+
+
+class _FreshAdversaries:
+    """Trains the clients' adversaries some at a time, and keeps no more clients' features than those of them.
+
+    Attributes
+    ----------
+    areas : list
+        Of the clients in their order, up to the last that was trained.
+    """
+
+    def __init__(self, seed: int):
+        self._seed = seed
+        self.areas: list[float] = []
+        self._waiting: list[tuple[Frozen, np.ndarray]] = []
+
+    def add(self, frozen: Frozen, attributes_test: np.ndarray) -> None:
+        """Take a client."""
+        self._waiting.append((frozen, attributes_test))
+        rows = sum(len(waiting.features_train) for waiting, _ in self._waiting)
+        if len(self._waiting) == _SIDE_BY_SIDE or rows >= _MOST_ROWS:
+            self.train()
+
+    def train(self) -> None:
+        """Train those of the clients that wait."""
+        if self._waiting:
+            tasks, attributes = zip(*self._waiting, strict=True)
+            self.areas += map(macro_auc, scores_side_by_side(tasks, self._seed), attributes)
+            self._waiting.clear()
 
 
 def shares_adversary(composition: Composition, net: Net, shared: Collection[str]) -> bool:

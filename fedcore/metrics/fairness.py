@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fedcore.seeds import module_stream, stream
 
@@ -112,29 +114,73 @@ def retrained_scores(
     budget: Budget = _BUDGET,
 ) -> NDArray[np.float32]:
     """Return the logits [m, P] of the adversary of `leakage` on the test rows; see there."""
-    train, test = np.asarray(features_train), np.asarray(features_test)
-    if not len(train) or len(train) != len(np.asarray(attributes_train)) or train.shape[1:] != test.shape[1:]:
+    frozen = Frozen(np.asarray(features_train), np.asarray(attributes_train), np.asarray(features_test))
+    return scores_side_by_side([frozen], seed, budget)[0]
+
+
+class Frozen(NamedTuple):
+    """What one adversary of `leakage` is trained and tested on; see there."""
+
+    features_train: NDArray[np.floating]
+    attributes_train: NDArray[np.generic]
+    features_test: NDArray[np.floating]
+
+
+def scores_side_by_side(tasks: Sequence[Frozen], seed: int, budget: Budget = _BUDGET) -> list[NDArray[np.float32]]:
+    """Return what `retrained_scores` does for several adversaries, each of which sees its own features alone.
+
+    They take their steps together, as products of stacks of matrices: a step of one is too small to keep a core
+    busy. D and P are the same for all.
+    """
+    x, y, z = zip(*(_standardised(task) for task in tasks), strict=True)
+    with module_stream(seed, "leakage"):
+        adversary = _adversary(x[0].shape[1], budget.hidden, y[0].shape[1])
+    layers = [module for module in adversary if isinstance(module, nn.Linear)]
+    weights = [_stacked(layer.weight.T, len(tasks)) for layer in layers]
+    biases = [_stacked(layer.bias[None], len(tasks)) for layer in layers]
+    optimiser = torch.optim.Adam([*weights, *biases], budget.lr)
+    drawn, first = [], 0
+    for own in x:
+        rows = stream(seed, "leakage/batches").integers(0, len(own), (budget.steps, budget.batch_size))
+        drawn.append(torch.from_numpy(first + rows))
+        first += len(own)
+    features, attributes = torch.cat(x), torch.cat(y)
+    for rows in torch.stack(drawn, 1):  # [adversaries, batch_size]
+        optimiser.zero_grad()
+        logits = _logits(features[rows], weights, biases)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, attributes[rows], reduction="none")
+        torch.autograd.backward(loss.mean((1, 2)).sum())
+        optimiser.step()
+    with torch.no_grad():
+        return [
+            torch.cat([_logits(part[None], *own)[0] for part in torch.split(rows, _CHUNK)]).numpy()
+            for k, rows in enumerate(z)
+            for own in [([w[k : k + 1] for w in weights], [b[k : k + 1] for b in biases])]
+        ]
+
+
+def _standardised(task: Frozen) -> tuple[Tensor, Tensor, Tensor]:
+    train, attributes, test = task
+    if not len(train) or len(train) != len(attributes) or train.shape[1:] != test.shape[1:]:
         raise ValueError(
             "features and attributes must have as many rows, at least one, and train and test as many features:"
-            f" got {train.shape}, {np.shape(attributes_train)} and {test.shape}"
+            f" got {train.shape}, {attributes.shape} and {test.shape}"
         )
     center, spread = train.mean(0), train.std(0)
     spread = np.where(spread > 0, spread, 1.0)
     x, z = (torch.from_numpy(((rows - center) / spread).astype(np.float32)) for rows in (train, test))
-    y = torch.from_numpy(np.asarray(attributes_train).astype(np.float32))
-    with module_stream(seed, "leakage"):
-        adversary = _adversary(x.shape[1], budget.hidden, y.shape[1])
-    optimiser = torch.optim.Adam(adversary.parameters(), budget.lr)
-    batches = stream(seed, "leakage/batches").integers(0, len(x), (budget.steps, budget.batch_size))
-    for rows in batches:
-        optimiser.zero_grad()
-        loss = nn.functional.binary_cross_entropy_with_logits(adversary(x[rows]), y[rows])
-        torch.autograd.backward(loss)
-        optimiser.step()
-    with torch.no_grad():
-        logits = [adversary(part) for part in torch.split(z, _CHUNK)]
-    scores: NDArray[np.float32] = torch.cat(logits).numpy()
-    return scores
+    return x, torch.from_numpy(attributes.astype(np.float32)), z
+
+
+def _stacked(initial: Tensor, times: int) -> Tensor:
+    return initial.detach().expand(times, -1, -1).contiguous().requires_grad_()
+
+
+def _logits(h: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
+    """Return the logits [A, m, P] of features [A, m, D], each by its own adversary of A."""
+    for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
+        h = torch.baddbmm(bias, h, weight).relu()
+    return torch.baddbmm(biases[-1], h, weights[-1])
 
 
 def _adversary(inputs: int, hidden: tuple[int, ...], outputs: int) -> nn.Sequential:

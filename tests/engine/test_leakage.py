@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedcore.engine import leakage
 from fedcore.engine.checks import check_training
 from fedcore.engine.leakage import protected_metrics
+from fedcore.metrics.fairness import scores_side_by_side
 from tests import toys
 from tests.methods import twins
 
@@ -33,6 +35,23 @@ def test_every_evaluation_has_the_adversarys_and_the_last_the_retrained_ones():
     assert "personal/test/leakage_auc" not in first
     assert "personal/test/leakage_auc" in last
     assert "personal/test/class_auc" not in last  # three classes
+
+
+@pytest.mark.parametrize(("limit", "value", "groups"), [("_SIDE_BY_SIDE", 2, [2, 2, 1]), ("_MOST_ROWS", 1, [1] * 5)])
+def test_fresh_adversaries_of_some_clients_are_trained_together(monkeypatch, limit, value, groups):
+    work = _trained()
+    models = [*work._own_models(range(5), 2, ())]
+    together = protected_metrics(work.scorer, models, 0, True)
+    sizes = []
+
+    def spy(tasks, seed):
+        sizes.append(len(tasks))
+        return scores_side_by_side(tasks, seed)
+
+    monkeypatch.setattr(leakage, "scores_side_by_side", spy)
+    monkeypatch.setattr(leakage, limit, value)
+    assert protected_metrics(work.scorer, models, 0, True) == pytest.approx(together, abs=1e-2)
+    assert sizes == groups
 
 
 def test_an_adversary_that_says_the_same_of_all_is_at_chance():

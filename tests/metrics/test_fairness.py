@@ -1,12 +1,14 @@
 """AUC by counting pairs, and what a fresh adversary reads off features."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
+import torch
 
-from fedcore.metrics.fairness import Budget, auc, leakage, macro_auc, retrained_scores
-from fedcore.seeds import stream
+from fedcore.metrics.fairness import Budget, Frozen, auc, leakage, macro_auc, retrained_scores, scores_side_by_side
+from fedcore.seeds import module_stream, stream
 
 SHORT = Budget(hidden=(16,), steps=200, batch_size=32, lr=1e-2)
 
@@ -75,6 +77,34 @@ def test_the_features_scale_does_not_matter_and_the_seed_decides_all():
     assert np.array_equal(one, retrained_scores(train, known, test, 0, SHORT))
     assert not np.array_equal(one, retrained_scores(train, known, test, 1, SHORT))
     assert np.allclose(one, retrained_scores(train * 1024 + 512, known, test * 1024 + 512, 0, SHORT), atol=0.02)
+
+
+def _plainly(frozen, seed, budget):
+    """One adversary as one writes it: modules, their optimiser, a loop."""
+    center, spread = frozen.features_train.mean(0), frozen.features_train.std(0)
+    x, z = (torch.tensor((f - center) / spread) for f in (frozen.features_train, frozen.features_test))
+    y = torch.tensor(frozen.attributes_train).float()
+    widths = [x.shape[1], *budget.hidden, y.shape[1]]
+    with module_stream(seed, "leakage"):
+        layers = [torch.nn.Linear(n, m) for n, m in itertools.pairwise(widths)]
+    model = torch.nn.Sequential(*itertools.chain(*((layer, torch.nn.ReLU()) for layer in layers)))[:-1]
+    optimiser = torch.optim.Adam(model.parameters(), budget.lr)
+    for rows in stream(seed, "leakage/batches").integers(0, len(x), (budget.steps, budget.batch_size)):
+        optimiser.zero_grad()
+        torch.nn.BCEWithLogitsLoss()(model(x[rows]), y[rows]).backward()
+        optimiser.step()
+    return model(z).detach().numpy()
+
+
+def test_adversaries_side_by_side_do_not_see_each_others_features():
+    tasks = []
+    for rows, told in ((200, 4.0), (70, 1.0), (2, 0.0)):
+        train, known, test, _ = _rows(told)
+        tasks.append(Frozen(train[:rows], known[:rows], test[: rows // 2]))
+    found = scores_side_by_side(tasks, 3, SHORT)
+    assert [scores.shape for scores in found] == [(100, 2), (35, 2), (1, 2)]
+    for task, scores in zip(tasks, found, strict=True):
+        assert np.allclose(scores, _plainly(task, 3, SHORT), atol=1e-3)
 
 
 def test_constant_features_tell_nothing():
