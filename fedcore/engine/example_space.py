@@ -32,8 +32,8 @@ class Places:
     Attributes
     ----------
     weight, inputs : int
-        The layer's weight, which D takes the place of, and the batches' raw inputs. H, G and P take theirs: X W_0^T and
-        X X^T of every row, [steps, B, O] and [steps, B, N], and what is 1 where an example is a row's, [steps, N, B].
+        The layer's weight, which D takes the place of, and the batches' raw inputs. H, G and R take theirs: X W_0^T
+        [N, O], X X^T [N, N], and which examples the rows are, [steps, B] int64.
     num_examples : int
         N.
     """
@@ -90,11 +90,8 @@ class ExampleSpace:
         return self._with(carry, torch.addmm(self._weight, carry[self._places.weight].t(), self._inputs))
 
     def given(self, batches: list[Tensor], rows: Tensor) -> list[Tensor]:
-        """Return batches with H, G and P in place of the inputs; `rows` [steps, B] are among the examples."""
-        flat, n = rows.flatten(), self._places.num_examples
-        found = [t.index_select(0, flat).view(*rows.shape, -1) for t in (self._outputs, self._products)]
-        belongs = self._weight.new_zeros(len(rows), n, rows.shape[1]).scatter_(1, rows[:, None], 1.0)
-        return [*found, belongs, *batches[1:]]
+        """Return batches with H, G and R in place of the inputs; `rows` [steps, B] are among the examples."""
+        return [self._outputs, self._products, rows, *batches[1:]]
 
     def _with(self, carry: list[Tensor], tensor: Tensor) -> list[Tensor]:
         at = self._places.weight
@@ -104,11 +101,10 @@ class ExampleSpace:
 def exchanged(tensors: list[Tensor], places: Places) -> list[Tensor]:
     """Return the arguments of rewritten steps, with values of no meaning, for those of steps as they were."""
     weight, inputs, n = tensors[places.weight], tensors[places.inputs], places.num_examples
-    steps, rows = inputs.shape[:2]
-    shapes = (steps, rows, len(weight)), (steps, rows, n), (steps, n, rows)
     new = list(tensors)
-    new[places.weight] = weight.new_zeros(n, len(weight))
-    new[places.inputs : places.inputs + 1] = [weight.new_zeros(shape) for shape in shapes]
+    outputs, products = weight.new_zeros(n, len(weight)), weight.new_zeros(n, n)
+    new[places.weight] = outputs
+    new[places.inputs : places.inputs + 1] = outputs, products, inputs.new_zeros(inputs.shape[:2], dtype=torch.int64)
     return new
 
 
@@ -127,25 +123,30 @@ def rewrite(graph: GraphModule, places: Places) -> bool:
     if not steps or not _is_kept(steps[-1][1], places.weight):
         return False
     with graph.graph.inserting_before(inputs):
-        taken = [graph.graph.placeholder(f"{inputs.name}_{name}") for name in ("h", "g", "p")]
+        taken = [graph.graph.placeholder(f"{inputs.name}_{name}") for name in ("h", "g", "r")]
     shown = exchanged([node.meta["val"] for node in placeholders], places)
     placeholders[places.inputs : places.inputs + 1] = taken
     for node, value in zip(placeholders, shown, strict=True):
         node.meta = {"val": value}
-    outputs, products, belongs = taken
+    outputs, products, rows = taken
     coordinates: Node = placeholders[places.weight]
+    call = graph.graph.call_function
+    with graph.graph.inserting_before(steps[0][0]):
+        numbers = call(_aten.arange.default, (places.num_examples,), {"device": shown[places.weight].device})
+        numbers = call(_aten.unsqueeze.default, (numbers, 1))
     for forward, update in steps:
-        k = batches[forward.args[-2]]
         with graph.graph.inserting_before(forward):
-            h, g = (graph.graph.call_function(_aten.select.int, (t, 0, k)) for t in (outputs, products))
-            new = graph.graph.call_function(_aten.addmm.default, (h, g, coordinates))
+            own = call(_aten.select.int, (rows, 0, batches[forward.args[-2]]))
+            h, g = (call(_aten.index_select.default, (t, 0, own)) for t in (outputs, products))
+            new = call(_aten.addmm.default, (h, g, coordinates))
             if len(forward.args) == 3:
-                new = graph.graph.call_function(_aten.add.Tensor, (new, forward.args[0]))
+                new = call(_aten.add.Tensor, (new, forward.args[0]))
         forward.replace_all_uses_with(new)
         with graph.graph.inserting_before(update):
-            slopes = graph.graph.call_function(_aten.t.default, (update.args[1],))
-            p = graph.graph.call_function(_aten.select.int, (belongs, 0, k))
-            coordinates = graph.graph.call_function(_aten.addmm.default, (coordinates, p, slopes))
+            slopes = call(_aten.t.default, (update.args[1],))
+            belongs = call(_aten.eq.Tensor, (numbers, own))  # [N, B]
+            belongs = call(_aten._to_copy.default, (belongs,), {"dtype": shown[places.weight].dtype})
+            coordinates = call(_aten.addmm.default, (coordinates, belongs, slopes))
     steps[-1][1].replace_all_uses_with(coordinates)
     # Scaling in place counts as an effect, and is none where nobody reads the inputs.
     graph.graph.eliminate_dead_code(lambda node: node.is_impure() and node not in scaling)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from queue import SimpleQueue
 
 import torch
 
@@ -65,17 +67,20 @@ class SerialExecutor:
                     yield outcome
             return
         turns = Turns(iter(jobs), self.workers)
-        under_way: dict[Future[Outcome], int] = {}
+        done = SimpleQueue[tuple[int, Future[Outcome]]]()  # waited for without taking part in every future's lock
+        under_way = 0
         with ThreadPoolExecutor(self.workers, initializer=self._enter_thread) as pool:
             while True:
                 # One more for each worker than it can do, so that none waits for a job to be made.
-                while len(under_way) < 2 * self.workers and (taken := turns.take()) is not None:
+                while under_way < 2 * self.workers and (taken := turns.take()) is not None:
                     number, job = taken
-                    under_way[pool.submit(self._client, job, assignment)] = number
+                    pool.submit(self._client, job, assignment).add_done_callback(partial(_put, done, number))
+                    under_way += 1
                 if not under_way:
                     return
-                for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                    turns.put(under_way.pop(future), future.result())
+                number, future = done.get()
+                under_way -= 1
+                turns.put(number, future.result())
                 yield from turns.due()
 
     def _enter_thread(self) -> None:
@@ -123,6 +128,10 @@ class SerialExecutor:
         return Outcome(
             job.client, kept["params"], carry["buffers"], kept["state"], kept["upload"], loss / max(steps, 1), steps
         )
+
+
+def _put(done: SimpleQueue[tuple[int, Future[Outcome]]], number: int, future: Future[Outcome]) -> None:
+    done.put((number, future))
 
 
 @contextmanager
