@@ -42,10 +42,10 @@ class ClientBatches:
         return Batch(gathered.inputs(k, 1)[0, :length], labels, mask, drawn, protected=protected)
 
     def several(self, begin: int, size: int, with_inputs: bool = True) -> Batch:
-        """Return the batches of `size` steps, full and masked, with a leading axis; rows for inputs on demand."""
+        """Return the batches of `size` steps, full and masked, with a leading axis; without inputs memory for them."""
         gathered, cut = self._gathered, slice(begin, begin + size)
         drawn = {name: d[cut] for name, d in self.draws.items()}
-        x = gathered.inputs(begin, size) if with_inputs else gathered.rows[cut]
+        x = gathered.inputs(begin, size) if with_inputs else gathered.unfilled(size)
         return Batch(x, gathered.labels[cut], self._masks[cut], drawn, protected=gathered.protected[cut])
 
     def positions(self, begin: int, size: int) -> Tensor:

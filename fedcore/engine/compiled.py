@@ -117,16 +117,16 @@ class Compiler:
             Where to exchange a weight for its coordinates in the space of a client's examples; None is returned if
             these steps do not allow it.
         """
-        changing = flat((carry, batches))[0]
+        changing, plain = flat((carry, batches))
         # Between what changes with every call and the view: backends count from either end.
         number = changing[0].new_full((), float(round))
-        arguments = (carry, batches, number, view)
-        tensors, plain = flat(arguments)
+        constants, plain_constants = flat((number, view))
+        tensors = [*changing, *constants]
         shapes = tuple((t.shape, t.stride(), t.dtype) for t in tensors)
         with self._lock:
-            entry = self._by_structure.setdefault((key, places, tuple(plain), shapes), _Rounds())
-            function = self._function(entry, name, steps, round, arguments, tensors, places)
-        return None if function is None else Loop(function, tensors[len(changing) :])
+            entry = self._by_structure.setdefault((key, places, *plain, *plain_constants, shapes), _Rounds())
+            function = self._function(entry, name, steps, round, (carry, batches, number, view), tensors, places)
+        return None if function is None else Loop(function, constants)
 
     def _function(
         self,

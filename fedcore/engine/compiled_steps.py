@@ -48,7 +48,8 @@ class CompiledSteps:
             places = None if exchanged is None else self._places(carry, exchanged, len(begins) * size)
             if places is None and exchanged is not None:
                 continue
-            loop = self._loop(carry, batches.several(taken, size), size, places)
+            taking = partial(batches.several, size=size, with_inputs=places is None)
+            loop = self._loop(carry, taking(taken), size, places)
             if loop is None:
                 refused.add(exchanged)
                 continue
@@ -56,7 +57,7 @@ class CompiledSteps:
             space = None if places is None else ExampleSpace(batches.all_inputs(), leaves, places)
             leaves = leaves if space is None else space.enter(leaves)
             for begin in begins:
-                given = flat(batches.several(begin, size, with_inputs=space is None))[0]
+                given = flat(taking(begin))[0]
                 given = given if space is None else space.given(given, batches.positions(begin, size))
                 leaves, losses = loop(leaves, given)
                 loss = loss + losses

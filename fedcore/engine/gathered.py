@@ -25,15 +25,21 @@ class Gathered:
         self.rows = rows
         self.labels = examples.labels.index_select(0, rows.flatten()).view(rows.shape)
         self.protected = examples.protected_of(rows)
-        self._begin, self._inputs = 0, examples.inputs_of(rows[:0])
-        step = prod([*rows.shape[1:], *self._inputs.shape[rows.dim() :], self._inputs.element_size()])
-        self._steps = _BYTES // max(step, 1)
+        self._begin = 0
+        self._inputs: Tensor | None = None  # of some steps, from `_begin` on
+        one = examples.inputs
+        self._steps = _BYTES // max(prod([*rows.shape[1:], *one.shape[1:], one.element_size()]), 1)
 
     def inputs(self, begin: int, size: int) -> Tensor:
         """Return the raw inputs of `size` steps from `begin` on, [size, ..., *shape]; nobody may write to them."""
         first = begin - self._begin
-        if first < 0 or first + size > len(self._inputs):
+        if self._inputs is None or first < 0 or first + size > len(self._inputs):
             count = max(1, self._steps // size) * size
             self._begin, first = begin, 0
             self._inputs = self._examples.inputs_of(self.rows[begin : begin + count])
         return self._inputs[first : first + size]
+
+    def unfilled(self, size: int) -> Tensor:
+        """Return memory of the form of the inputs of `size` steps, with anything in it."""
+        one = self._examples.inputs
+        return one.new_empty((size, *self.rows.shape[1:], *one.shape[1:]))
