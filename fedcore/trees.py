@@ -16,14 +16,14 @@ def tree_map(function: Callable[..., Any], tree: Mapping[str, Any], *rest: Mappi
     result: Tree = {}
     for name, value in tree.items():
         others = [other[name] for other in rest]
-        result[name] = tree_map(function, value, *others) if isinstance(value, Mapping) else function(value, *others)
+        result[name] = tree_map(function, value, *others) if _is_tree(value) else function(value, *others)
     return result
 
 
 def leaves(tree: Mapping[str, Any]) -> Iterator[Tensor]:
     """Yield the leaves in order."""
     for value in tree.values():
-        if isinstance(value, Mapping):
+        if _is_tree(value):
             yield from leaves(value)
         else:
             yield value
@@ -71,14 +71,14 @@ def count(tree: Mapping[str, Any]) -> int:
 
 def num_bytes(tree: Mapping[str, Any]) -> int:
     """Return the number of bytes of the leaves."""
-    return sum(value.numel() * value.element_size() for value in leaves(tree))
+    return sum(value.nbytes for value in leaves(tree))
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
     """Return the leaves by path, joined with ``/``; empty branches vanish."""
     flat: dict[str, Tensor] = {}
     for name, value in tree.items():
-        if isinstance(value, Mapping):
+        if _is_tree(value):
             flat.update(flatten(value, f"{prefix}{name}/"))
         else:
             flat[prefix + name] = value
@@ -94,6 +94,11 @@ def unflatten(flat: Mapping[str, Tensor], like: Mapping[str, Any], prefix: str =
         If a leaf of `like` is missing.
     """
     return {
-        name: unflatten(flat, value, f"{prefix}{name}/") if isinstance(value, Mapping) else flat[prefix + name]
+        name: unflatten(flat, value, f"{prefix}{name}/") if _is_tree(value) else flat[prefix + name]
         for name, value in like.items()
     }
+
+
+def _is_tree(value: object) -> bool:
+    # Whether something is a mapping is slow to find out of what is none.
+    return not isinstance(value, Tensor) and isinstance(value, Mapping)

@@ -62,12 +62,15 @@ class Reduction:
 
     def __init__(self, weights: Iterable[float]):
         self._weights = iter(weights)
+        self._bytes_each = 0
         self.mean: Tree | None = None
         self.bytes = 0
 
     def add(self, upload: Tree) -> None:
-        """Take the next client's upload."""
-        self.bytes += num_bytes(upload)
+        """Take the next client's upload; all are of one form."""
+        if self.mean is None:
+            self._bytes_each = num_bytes(upload)
+        self.bytes += self._bytes_each
         self.mean = accumulate(self.mean, upload, next(self._weights))
 
     def add_folded(self, folded: Folded) -> None:

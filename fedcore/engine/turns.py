@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from heapq import heappop, heappush
 from itertools import islice
 
 from fedcore.engine.local import Job, Outcome
@@ -16,7 +17,7 @@ class Turns:
     def __init__(self, jobs: Iterator[Job], workers: int):
         self._jobs = enumerate(jobs)
         self._ahead = _AHEAD * workers
-        self._waiting: dict[int, Job] = {}
+        self._waiting: list[tuple[int, int, Job]] = []  # a heap: minus its steps, its number, the job
         self._done: dict[int, Outcome] = {}
         self._due = 0
         self._made = 0
@@ -24,12 +25,12 @@ class Turns:
     def take(self) -> tuple[int, Job] | None:
         """Return the job to begin next, and its number; None while there is none."""
         for number, job in islice(self._jobs, self._ahead - (self._made - self._due)):
-            self._waiting[number] = job
+            heappush(self._waiting, (-job.num_steps, number, job))
             self._made += 1
         if not self._waiting:
             return None
-        number = max(self._waiting, key=lambda n: (self._waiting[n].num_steps, -n))
-        return number, self._waiting.pop(number)
+        _, number, job = heappop(self._waiting)
+        return number, job
 
     def put(self, number: int, outcome: Outcome) -> None:
         """Keep what came of a job until its turn."""
