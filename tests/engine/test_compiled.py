@@ -8,6 +8,7 @@ from fedcore.engine.compiled import Compiler
 from fedcore.engine.executors import compiles, remarks
 from fedcore.engine.inductor import Inductor, can_compile, is_worthwhile
 from fedcore.engine.observed import Observed
+from fedcore.engine.serial import SerialExecutor
 from tests import toys
 
 
@@ -43,6 +44,21 @@ def test_workers_change_nothing():
     one = toys.training(compile="always", rounds=1).run()
     other = toys.training(compile="always", rounds=1, workers=2).run()
     assert toys.equal(one.server.params, other.server.params)
+
+
+def test_what_a_client_raises_in_a_thread_ends_the_training(monkeypatch):
+    original = SerialExecutor._client
+
+    def refusing(self, job, assignment):
+        if job.client == 3:
+            raise ValueError("client 3 has had enough")
+        return original(self, job, assignment)
+
+    monkeypatch.setattr(SerialExecutor, "_client", refusing)
+    work = toys.training(compile="always", rounds=1, workers=2)
+    assert isinstance(work.executor, SerialExecutor)
+    with pytest.raises(ValueError, match="has had enough"):
+        work.run()
 
 
 def test_what_cannot_be_compiled_runs_as_it_is():
