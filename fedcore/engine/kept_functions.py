@@ -86,7 +86,7 @@ def discard(reason: str) -> bool:
     """
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    names = re.findall(rf"{re.escape(cache_dir())}{os.sep}[^\s:'\"]+", reason)
+    names = re.findall(rf"{re.escape(cache_dir())}{os.sep}[^\s:,()'\"]+", reason)
     files = [path for path in {Path(name) for name in names} if path.is_file()]
     for path in files:
         path.unlink(missing_ok=True)

@@ -137,7 +137,7 @@ def test_only_files_of_the_compilers_cache_are_discarded(tmp_path, monkeypatch):
     files = [tmp_path / "cache" / "a.so", tmp_path / "cache" / "b.so", tmp_path / "c.so"]
     for file in files:
         file.touch()
-    assert kept_functions.discard(f"{files[0]}: file too short, unlike {files[2]}")
+    assert kept_functions.discard(f"file too short ({files[0]}), unlike {files[2]}")
     assert [file.exists() for file in files] == [False, True, True]
     assert not kept_functions.discard(f"{files[0]}: file too short, unlike {files[2]}")
     assert not kept_functions.discard(f"{tmp_path}/cache/none of these")
