@@ -76,10 +76,9 @@ class MlflowTracker:
         self._config, self._lineage, self._root = config, lineage, root
         self._period, self._clock = period, clock
         self._jobs: queue.SimpleQueue[list[Point] | Status] = queue.SimpleQueue()
-        self._latest: dict[str, Point] = {}  # by metric, since the last round that is written live
-        self._live: list[Point] = []  # of the rounds that are, until they are handed over
+        self._latest: dict[str, Point] = {}  # by metric, since the last hand-over
         self._all: list[Point] = []
-        self._taken = self._started = clock()
+        self._handed_over = self._started = clock()
         self._resumed_at = 0
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
@@ -98,13 +97,12 @@ class MlflowTracker:
         points = [(name, round, float(value), when) for name, value in values.items() if not math.isnan(value)]
         self._all += points
         self._latest.update((point[0], point) for point in points)
-        if now - self._taken >= self._period:
-            self._take()
-            self._taken = now
+        if now - self._handed_over >= self._period:
+            self._jobs.put([*self._latest.values()])  # it waits there until the run is opened
+            self._latest.clear()
+            self._handed_over = now
         if self._thread is None and now - self._started >= self._patience:
             self._open()
-        if self._thread is not None and self._live:
-            self._hand_over()
 
     def end(self, status: Status) -> None:
         """Write the latest figures, or all of a failed training, and close the run; waits for it, a minute at most."""
@@ -113,10 +111,7 @@ class MlflowTracker:
                 return
             self._open()
         assert self._thread is not None
-        self._take()
-        if status == "failed":
-            self._live = self._all
-        self._hand_over()
+        self._jobs.put([*self._latest.values()] if status == "finished" else self._all)
         self._jobs.put(status)
         self._thread.join(timeout=60)
         self._raise_error()
@@ -127,14 +122,6 @@ class MlflowTracker:
         # Daemon: a training that dies must not wait for a database that does not answer.
         self._thread = threading.Thread(target=self._work, args=(self._resumed_at,), name="mlflow", daemon=True)
         self._thread.start()
-
-    def _take(self) -> None:
-        self._live += self._latest.values()
-        self._latest.clear()
-
-    def _hand_over(self) -> None:
-        self._jobs.put(self._live)
-        self._live = []
 
     def _raise_error(self) -> None:
         if self._error is not None:

@@ -27,8 +27,8 @@ class Gathered:
         self.protected = examples.protected_of(rows)
         self._begin = 0
         self._inputs: Tensor | None = None  # of some steps, from `_begin` on
-        one = examples.inputs
-        self._steps = _BYTES // max(prod([*rows.shape[1:], *one.shape[1:], one.element_size()]), 1)
+        step = prod([*rows.shape[1:], *examples.inputs.shape[1:], examples.inputs.element_size()])
+        self._steps = _BYTES // max(step, 1)
 
     def inputs(self, begin: int, size: int) -> Tensor:
         """Return the raw inputs of `size` steps from `begin` on, [size, ..., *shape]; nobody may write to them."""
@@ -41,5 +41,5 @@ class Gathered:
 
     def unfilled(self, size: int) -> Tensor:
         """Return memory of the form of the inputs of `size` steps, with anything in it."""
-        one = self._examples.inputs
-        return one.new_empty((size, *self.rows.shape[1:], *one.shape[1:]))
+        inputs = self._examples.inputs
+        return inputs.new_empty((size, *self.rows.shape[1:], *inputs.shape[1:]))

@@ -151,12 +151,13 @@ def scores_side_by_side(tasks: Sequence[Frozen], seed: int, budget: Budget = _BU
         loss = nn.functional.binary_cross_entropy_with_logits(logits, attributes[rows], reduction="none")
         torch.autograd.backward(loss.mean((1, 2)).sum())
         optimiser.step()
+    scores = []
     with torch.no_grad():
-        return [
-            torch.cat([_logits(part[None], *own)[0] for part in torch.split(rows, _CHUNK)]).numpy()
-            for k, rows in enumerate(z)
-            for own in [([w[k : k + 1] for w in weights], [b[k : k + 1] for b in biases])]
-        ]
+        for k, own in enumerate(z):
+            own_weights, own_biases = ([t[k : k + 1] for t in tensors] for tensors in (weights, biases))
+            parts = [_logits(part[None], own_weights, own_biases)[0] for part in torch.split(own, _CHUNK)]
+            scores.append(torch.cat(parts).numpy())
+    return scores
 
 
 def _standardised(task: Frozen) -> tuple[Tensor, Tensor, Tensor]:
