@@ -14,7 +14,7 @@ class Tracker(Protocol):
         ...
 
     def log(self, round: int, metrics: Mapping[str, float], seconds: float) -> None:
-        """Hear the metrics after round `round` (1-based) and the seconds it took."""
+        """Hear the seconds that round `round` (1-based) took, and its metrics; none where it was not evaluated."""
         ...
 
     def end(self, status: Literal["finished", "failed"]) -> None:

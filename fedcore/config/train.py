@@ -71,6 +71,9 @@ class Train(Section):
     # Of products and convolutions in local training, parameters stay single: `tf32` on NVIDIA GPUs from Ampere on,
     # `bfloat16` there and on CPUs. Aggregation and evaluation are always single.
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    # Of images in local training: `direct` is PyTorch's own, one in groups for clients side by side; `products` are of
+    # patches and kernels.
+    convolutions: Literal["direct", "products"] = "direct"
     workers: Count = 1  # clients that train side by side, on a core each; of executor serial, or ray's processes
     # Lanes of the stacked executor, on which clients train at the same time; None: as many as keep busy.
     block_size: Count | None = None

@@ -107,7 +107,8 @@ class LocalTraining:
 
     def __init__(self, composition: Composition, net: Net, train: Train, augmentation: Augmentation | None = None):
         self.composition = composition
-        self.net = net.reduced(torch.bfloat16) if train.precision == "bfloat16" else net
+        reduced = net.reduced(torch.bfloat16) if train.precision == "bfloat16" else net
+        self.net = reduced.convolving_by_products() if train.convolutions == "products" else reduced
         self.train = train
         self._augmentation = augmentation
         self.plain = composition.plain_names(net)

@@ -119,11 +119,12 @@ class Training:
             progress.restage(self.composition, self.net, round)
             if round == self.train.rounds and self.train.newcomer_start != "server":
                 self._welcome()
-            metrics = {"train/loss": self._train_round(round)}
+            loss = self._train_round(round)
             trained = time.perf_counter()
             done = round + 1
+            metrics: dict[str, float] = {}
             if round >= 0 and (done % self.train.evaluate_every == 0 or self._is_last(round)):
-                metrics.update(self._evaluate(round).metrics)
+                metrics = {"train/loss": loss, **self._evaluate(round).metrics}
                 metrics["cost/download_bytes"] = progress.download_bytes
                 metrics["cost/upload_bytes"] = progress.upload_bytes
                 progress.history.append({"round": done, **metrics})

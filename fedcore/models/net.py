@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedcore.config import BatchNormPolicy
+from fedcore.models.products import by_products
 from fedcore.types import Params
 
 Change = Callable[[Tensor], Tensor]
@@ -119,6 +120,7 @@ class Net:
         self._ties = len(list(module.named_parameters(remove_duplicate=False))) > len(self.initial_params)
         self._has_images = any(isinstance(part, nn.Conv2d) for part in module.modules())
         self._reduced: torch.dtype | None = None  # of products and convolutions
+        self._convolves_by_products = False
         self.buffers: Params = self.initial_buffers
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Net:
@@ -137,6 +139,12 @@ class Net:
         """
         net = copy.copy(self)
         net._reduced = dtype
+        return net
+
+    def convolving_by_products(self) -> Net:
+        """Return this net with its convolutions of images as products of patches and kernels."""
+        net = copy.copy(self)
+        net._convolves_by_products = True
         return net
 
     def bind(self, buffers: Mapping[str, Tensor], *, training: bool) -> Net:
@@ -213,7 +221,11 @@ class Net:
         if stretch != _WHOLE:
             module = nn.Sequential(OrderedDict(list(module.named_children())[stretch]))
             tensors = {n: t for n, t in tensors.items() if n.split(".", 1)[0] in module._modules}
-        call = partial(functional_call, module, tensors, tie_weights=self._ties)  # looking for ties takes its time
+        call: Callable[..., Tensor] = partial(
+            functional_call, module, tensors, tie_weights=self._ties
+        )  # looking for ties takes its time
+        if self._convolves_by_products:
+            call = by_products(call)
         if self._reduced is None:
             result: Tensor = call(args=(x,))
             return result

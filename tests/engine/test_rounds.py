@@ -8,6 +8,7 @@ import torch
 
 from fedcore.engine.export import load_predictor, model_bytes, personal_bytes
 from fedcore.engine.summary import summarise
+from fedcore.tracking import NullTracker
 from fedcore.trees import flatten
 from tests import toys
 
@@ -109,6 +110,18 @@ def test_evaluate_every_keeps_the_last_round():
     progress = toys.run(rounds=5, evaluate_every=2)
     assert [row["round"] for row in progress.history] == [2, 4, 5]
     assert len(progress.timing) == 5
+
+
+def test_a_tracker_hears_what_the_history_keeps_and_how_long_every_round_took():
+    heard = []
+
+    class Tracker(NullTracker):
+        def log(self, round, metrics, seconds):
+            heard.append((round, dict(metrics), seconds))
+
+    progress = toys.training(rounds=5, evaluate_every=2).run(Tracker())
+    assert [{"round": round, **metrics} for round, metrics, _ in heard if metrics] == progress.history
+    assert [seconds for *_, seconds in heard] == [row["total_seconds"] for row in progress.timing]
 
 
 def test_divergence_is_one_clear_line():
