@@ -81,6 +81,11 @@ class Train(Section):
     store: Literal["memory", "disk"] = "memory"
     device: str = "auto"  # auto, cpu, cuda, cuda:0, ...
 
+    @property
+    def keeps_momentum(self) -> bool:
+        """Whether a client's momentum goes on in its next round."""
+        return self.momentum > 0 and self.momentum_state == "kept"
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.sampling == "replacement" and self.local_steps is None:

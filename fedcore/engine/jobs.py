@@ -13,9 +13,9 @@ from fedcore.config import Train
 from fedcore.data.federation import Federation
 from fedcore.engine import augment
 from fedcore.engine.local import Examples, Job
-from fedcore.engine.optim import learning_rate, step_mass
+from fedcore.engine.optim import Motion, learning_rate, unit_motion
 from fedcore.engine.progress import Progress
-from fedcore.engine.schedule import schedule, stream_names
+from fedcore.engine.schedule import num_steps, schedule, stream_names
 from fedcore.methods.base import Phase
 from fedcore.models.net import Net
 from fedcore.seeds import Streams
@@ -55,6 +55,14 @@ class JobMaker:
             streams = Streams(self.seed, round, self._keys(some, phases, purpose))
             for client, info in zip(some, self._infos(some), strict=True):
                 yield self._job(client, round, phases, purpose, progress, streams, info)
+
+    def motion(self, client: int, round: int, phases: tuple[Phase, ...], progress: Progress) -> Motion:
+        """Return how the client's optimiser moves, in the method's own phases, what has a gradient of one."""
+        train, size = self.train, int(self.federation.num_examples[client])
+        steps = sum(num_steps(train, phase, size) for phase in phases if phase.owner is None)
+        lr = learning_rate(train, round, int(progress.participations[client]))
+        velocity = float(progress.velocities[client])
+        return unit_motion(steps, lr, train.momentum, self.composition.damping, velocity)
 
     def _keys(self, clients: Sequence[int], phases: tuple[Phase, ...], purpose: str) -> Iterator[tuple[str, int]]:
         for phase in phases:
@@ -101,7 +109,7 @@ class JobMaker:
             draws,
             steps,
             lr,
-            step_mass(steps, lr, train.momentum, composition.damping),
+            self.motion(client, round, phases, progress).moved,
             method.download(progress.server.state["method"], client),
             self.federation.rows(client, "val") if method.needs_validation else None,
         )

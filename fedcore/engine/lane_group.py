@@ -149,7 +149,7 @@ class Group:
 
     def _resting(self, lanes: Tree) -> Tree:
         """Return what of some clients' lanes goes on after the phase."""
-        if self._training.keeps_momentum:
+        if self._training.train.keeps_momentum:
             return lanes
         return {**lanes, "carry": {**lanes["carry"], "momentum": {}}}
 

@@ -115,15 +115,10 @@ class LocalTraining:
         self.plain_train = train.model_copy(update={"momentum": 0.0, "weight_decay": 0.0})
         self._learning: dict[Phase, Learning] = {}  # by phase: clients do not differ in it
 
-    @property
-    def keeps_momentum(self) -> bool:
-        """Whether a client's momentum goes on in its next round."""
-        return self.train.momentum > 0 and self.train.momentum_state == "kept"
-
     def init_client(self, params: Params) -> State:
         """Return the state of a client that never took part."""
         state = self.composition.init_client(self.net, params)
-        return {**state, _OPTIMISER: zeros_like(params)} if self.keeps_momentum else state
+        return {**state, _OPTIMISER: zeros_like(params)} if self.train.keeps_momentum else state
 
     def begin(self, params: Params, buffers: Params, state: State, view: View) -> Tree:
         """Return what a client carries through its steps."""
@@ -143,7 +138,7 @@ class LocalTraining:
     def enter(self, carry: Tree, phase: Phase) -> tuple[Tree, Learning]:
         """Return the carry at the start of a phase, with fresh or kept momentum, and what learns in it."""
         learning = self.learning(carry["params"], phase)
-        if self.keeps_momentum:
+        if self.train.keeps_momentum:
             return carry, learning
         momentum = zeros_like({n: carry["params"][n] for n in learning.names}) if self.train.momentum else {}
         return {**carry, "momentum": momentum}, learning
@@ -186,7 +181,7 @@ class LocalTraining:
         params = carry["params"]
         travelling = {n: p for n, p in params.items() if n in assignment.shared}
         upload, state = self.composition.finish(travelling, params, carry["state"], view)
-        if self.keeps_momentum:
+        if self.train.keeps_momentum:
             state = {**state, _OPTIMISER: carry["momentum"]}
         return upload, state
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 from fedcore.config import Train
@@ -32,14 +34,26 @@ def descend(
     return new, velocity
 
 
-def step_mass(steps: int, lr: float, momentum: float, damping: float) -> float:
-    """Return what the optimiser would move a scalar by whose gradient is always one.
+class Motion(NamedTuple):
+    """What an optimiser does to a scalar whose gradient is always one."""
 
-    This is eta * ||a||_1 of FedNova and the divisor of SCAFFOLD's control update: ``lr * steps`` for plain SGD,
-    more with momentum, less with a proximal term (``damping``) inside it.
+    moved: float
+    velocity: float  # afterwards
+
+
+def unit_motion(steps: int, lr: float, momentum: float, damping: float, velocity: float = 0.0) -> Motion:
+    """Return how some steps move a scalar whose gradient is always one.
+
+    How far is the step mass: eta * ||a||_1 of FedNova and the divisor of SCAFFOLD's control update. That is
+    ``lr * steps`` for plain SGD, more with momentum, less with a proximal term (``damping``) inside it.
+
+    Parameters
+    ----------
+    velocity : float
+        At the first step: of a client that keeps its momentum, what its last round ended with.
     """
-    moved = velocity = 0.0
+    moved = 0.0
     for _ in range(steps):
         velocity = momentum * velocity + 1.0 - damping * moved
         moved += lr * velocity
-    return moved
+    return Motion(moved, velocity)

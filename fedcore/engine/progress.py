@@ -42,6 +42,7 @@ class Progress:
     server: Server
     store: ClientStore
     participations: NDArray[np.int64]
+    velocities: NDArray[np.float64]  # where clients keep momentum: of a scalar whose gradient always was one
     next_round: int
     download_bytes: int = 0
     upload_bytes: int = 0
@@ -99,6 +100,7 @@ def save(progress: Progress, checkpoint: Checkpoint) -> None:
     progress.store.sync()
     tensors = _models_out("", progress.server, progress.store)
     tensors["participations"] = torch.from_numpy(progress.participations)
+    tensors["velocities"] = torch.from_numpy(progress.velocities)
     tensors.update(_scores_out("last", progress.last))
     for view, chosen in progress.selected.items():
         at = f"selected/{view}"
@@ -134,6 +136,7 @@ def resume(progress: Progress, checkpoint: Checkpoint, device: torch.device) -> 
         progress.selected[view] = Selection(accuracy, round, *models(at), _scores_in(below(f"{at}scores/")))
     progress.server, progress.store = models("")
     progress.participations = tensors["participations"].cpu().numpy()
+    progress.velocities = tensors["velocities"].cpu().numpy()
     progress.last = _scores_in(below("last/"))
     kept = below("snapshots/")
     progress.snapshots = Snapshots.from_tensors(kept) if kept else None

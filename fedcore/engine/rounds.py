@@ -158,6 +158,9 @@ class Training:
             if composition.method.collects_uploads:
                 uploads.append(outcome.upload["method"])
             if round >= 0:
+                if self.train.keeps_momentum:
+                    motion = self._maker.motion(outcome.client, round, phases, progress)
+                    progress.velocities[outcome.client] = motion.velocity
                 progress.keep(outcome)
             losses.append(outcome.loss)
             steps.append(outcome.steps)
@@ -283,9 +286,9 @@ class Training:
             "buffers": {n: b for n, b in self.net.initial_buffers.items() if n not in server.buffers},
             "state": LocalTraining(self.composition, self.net, self.train).init_client(self.initial),
         }
-        participations = np.zeros(self.federation.num_total, np.int64)
+        total = self.federation.num_total
         store = ClientStore(own) if self.train.store == "memory" else DiskStore(own, ClientFile())
-        return Progress(server, store, participations, -self.composition.setup_rounds)
+        return Progress(server, store, np.zeros(total, np.int64), np.zeros(total), -self.composition.setup_rounds)
 
 
 def _sum(losses: Sequence[Tensor], steps: Sequence[int]) -> float:

@@ -68,15 +68,30 @@ def schedule(train: Train, phase: Phase, num_examples: int, streams: Streams, cl
     return Schedule(positions.reshape(-1, size)[:limit], lengths.reshape(-1)[:limit])
 
 
+def num_steps(train: Train, phase: Phase, num_examples: int) -> int:
+    """Return how many steps `schedule` gives a client of so many examples."""
+    limit = _limit(train, phase)
+    if _is_drawn(train, phase):
+        assert limit is not None
+        return limit
+    steps = len(_epochs(train, phase, num_examples)) * _epoch_batches(train, phase, num_examples)
+    return steps if limit is None else min(steps, limit)
+
+
 def stream_names(train: Train, phase: Phase, num_examples: int, purpose: str) -> list[str]:
     """Return what `schedule` draws from: a stream for every epoch, or one for all draws with replacement."""
     if _is_drawn(train, phase):
         return [f"{purpose}/replacement"]
+    return [f"{purpose}/{epoch}" for epoch in _epochs(train, phase, num_examples)]
+
+
+def _epochs(train: Train, phase: Phase, num_examples: int) -> range:
+    """Return the numbers of a phase's epochs."""
     limit = _limit(train, phase)
     # A client without a batch is for `schedule` to refuse.
     needed = limit and -(-limit // max(1, _epoch_batches(train, phase, num_examples)))
     epochs = phase.epochs or needed or train.local_epochs
-    return [f"{purpose}/{epoch}" for epoch in range(phase.first_epoch, phase.first_epoch + epochs)]
+    return range(phase.first_epoch, phase.first_epoch + epochs)
 
 
 def _size(train: Train, phase: Phase) -> int:

@@ -34,8 +34,9 @@ class Scaffold(Method):
     client  c_i  like the shared parameters   starts at 0, kept while the client is absent
 
     Costs       twice FedAvg's traffic each way; one model per client in the store.
-    Differs     from the paper with momentum: the divisor is the step mass lr * ||a||_1 instead of K * lr, without which
-                control variates grow too large and diverge; equal for plain SGD. Buffers and personal parameters
+    Differs     from the paper with momentum: the divisor is the step mass lr * ||a||_1 instead of K * lr, with what the
+                momentum has from earlier rounds where it is kept; without it control variates grow too large and
+                diverge. Equal for plain SGD. Buffers and personal parameters
                 have no control variate. Both means are uniform over the cohort, as in the paper.
     Source      Karimireddy et al., ICML 2020, Algorithm 1. https://arxiv.org/abs/1910.06378
     """

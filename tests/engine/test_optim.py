@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedcore.config import Train
-from fedcore.engine.optim import descend, learning_rate, step_mass
+from fedcore.engine.optim import descend, learning_rate, unit_motion
 
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.1), (0.9, 0.1)])
@@ -34,10 +34,10 @@ def test_learning_rate_decays_per_round():
 
 def test_step_mass_closed_forms():
     """FedNova, closed forms: K for SGD; (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho); [1 - (1 - a)^K] / a."""
-    assert step_mass(5, 0.1, 0.0, 0.0) == pytest.approx(0.5)
+    assert unit_motion(5, 0.1, 0.0, 0.0).moved == pytest.approx(0.5)
     rho = 0.9
-    assert step_mass(5, 1.0, rho, 0.0) == pytest.approx((5 - rho * (1 - rho**5) / (1 - rho)) / (1 - rho))
-    assert step_mass(5, 0.1, 0.0, 2.0) / 0.1 == pytest.approx((1 - (1 - 0.2) ** 5) / 0.2)
+    assert unit_motion(5, 1.0, rho, 0.0).moved == pytest.approx((5 - rho * (1 - rho**5) / (1 - rho)) / (1 - rho))
+    assert unit_motion(5, 0.1, 0.0, 2.0).moved / 0.1 == pytest.approx((1 - (1 - 0.2) ** 5) / 0.2)
 
 
 def test_step_mass_is_what_a_scalar_with_unit_gradients_moves():
@@ -46,4 +46,12 @@ def test_step_mass_is_what_a_scalar_with_unit_gradients_moves():
     for _ in range(6):
         slope = 1 + 0.3 * params["w"]  # a proximal term of strength 0.3 around 0, inside the momentum
         params, velocity = descend(params, {"w": slope}, velocity, 0.05, section)
-    assert step_mass(6, 0.05, 0.7, 0.3) == pytest.approx(-float(params["w"]))
+    assert unit_motion(6, 0.05, 0.7, 0.3).moved == pytest.approx(-float(params["w"]))
+
+
+def test_steps_from_a_kept_velocity_go_on_where_earlier_ones_ended():
+    whole = unit_motion(7, 0.1, 0.9, 0.0)
+    first = unit_motion(3, 0.1, 0.9, 0.0)
+    second = unit_motion(4, 0.1, 0.9, 0.0, first.velocity)
+    assert first.moved + second.moved == pytest.approx(whole.moved)
+    assert second.velocity == pytest.approx(whole.velocity) == pytest.approx((1 - 0.9**7) / 0.1)

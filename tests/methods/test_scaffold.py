@@ -58,6 +58,22 @@ def test_one_full_batch_step_leaves_the_gradient_as_control():
     assert toys.equal(progress.server.params, toys.run(weighting="uniform", **settings).server.params)
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("momentum_state", ["fresh", "kept"])
+@pytest.mark.parametrize("sizes", [(31,), (31, 9, 16)])
+def test_with_momentum_controls_become_gradients_and_stay_so(executor, momentum_state, sizes):
+    """Steps so small that no gradient changes: every c_i comes to its client's gradient at x, and does not grow."""
+    settings = {"momentum": 0.9, "momentum_state": momentum_state, "lr": 1e-9, "local_epochs": 4, "batch_size": 31}
+    composed, fed = toys.composition("scaffold"), toys.federation(sizes)
+    work = toys.training(composed, fed, executor=executor, dtype=torch.float64, rounds=40, **settings)
+    x = twins.leaves(work.initial)
+    progress = work.run()
+    for client in range(len(sizes)):
+        inputs, labels = twins.rows(work, client)
+        gradient = twins.slopes(cross_entropy(twins.classify(x, twins.features(x, inputs)), labels), x)
+        assert toys.distance(progress.store.get(client)["state"]["method"]["c"], gradient) < 1e-3
+
+
 def test_traffic_is_twice_fedavgs():
     ours, plain = toys.run(toys.composition("scaffold")), toys.run()
     assert ours.download_bytes == 2 * plain.download_bytes
