@@ -42,8 +42,11 @@ class Composition:
 
     @property
     def damping(self) -> float:
-        """Sum of the proximal strengths; see `Addon.damping`."""
-        return sum(addon.damping() for addon in self.addons.values())
+        """Strength of the proximal terms in a step's gradient; see `Addon.damping`."""
+        strength = 0.0
+        for addon in self.addons.values():
+            strength = addon.damping(strength)
+        return strength
 
     def check(self, net: Net, train: Train) -> None:
         """Raise ValueError if a part cannot run with this model or training section."""

@@ -116,11 +116,9 @@ class Cohort(NamedTuple):
     generator: np.random.Generator  # the server's random stream of this round
     resources: State  # as in `View`
     uploads: tuple[State, ...] = ()  # every client's, for methods that ask for them
-
-    @property
-    def share(self) -> float:
-        """Cohort size over number of clients."""
-        return len(self.clients) / self.num_clients
+    share: float = (
+        1.0  # its weights before they were made to sum to one, over all clients'; uniform ones: its size over N
+    )
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

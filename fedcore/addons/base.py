@@ -136,9 +136,15 @@ class Addon:
         """Return the gradient after its change, before momentum; cheap quadratic terms belong here."""
         return gradient
 
-    def damping(self) -> float:
-        """Return mu if `correct` adds ``mu * (params - anchor)``; the step mass accounts for it."""
-        return 0.0
+    def damping(self, so_far: float) -> float:
+        """Return mu of a term ``mu * (params - anchor)`` that `correct` leaves in the gradient, for the step mass.
+
+        Parameters
+        ----------
+        so_far : float
+            The mu of the gradient that `correct` gets.
+        """
+        return so_far
 
     def predictions(self, logits: Tensor, num_classes: int) -> dict[str, Tensor]:
         """Return other readings of the logits [B, Y] of the global model, by name: classes [B] to score."""

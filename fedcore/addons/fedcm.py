@@ -35,7 +35,8 @@ class Fedcm(Addon):
                 server could make it of equally long ones' models. Weight decay and momentum come after the mixture, as
                 with every add-on. Acts on the model's own parameters that travel; in the first round, when d is 0,
                 gradients shrink by alpha, as there. FedBR's code skips the mixture until there is a direction, and adds
-                mixup. With phases of several parts of a model K_i counts the steps of all of them.
+                mixup. With phases of several parts of a model K_i counts the steps of all of them. What a client trains
+                before it is evaluated (fine-tuning) goes along the mixture too.
     Source      Xu et al., 2021, Algorithm 2. https://arxiv.org/abs/2106.10874
     """
 
@@ -60,6 +61,10 @@ class Fedcm(Addon):
         if view.round < 0:
             return gradient
         return {n: self.alpha * g + (1 - self.alpha) * d[n] if n in d else g for n, g in gradient.items()}
+
+    def damping(self, so_far: float) -> float:
+        """Return alpha's share of what the gradient had."""
+        return self.alpha * so_far
 
     def finish(self, params: Params, state: State, view: View) -> tuple[State, State]:
         """Send the mean direction of the client's steps."""

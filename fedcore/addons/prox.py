@@ -38,6 +38,6 @@ class Prox(Addon):
             n: g + self.mu * (params[n] - view.anchor[n]) if n in net.initial_params else g for n, g in gradient.items()
         }
 
-    def damping(self) -> float:
-        """Return mu."""
-        return self.mu
+    def damping(self, so_far: float) -> float:
+        """Return what came before, and mu."""
+        return so_far + self.mu

@@ -16,8 +16,9 @@ def draw_cohort(
 ) -> Cohort:
     """Draw a round's clients, ascending, and their aggregation weights.
 
-    Set-up rounds have every client. After ``train.rounds`` come the rounds of newcomers: the clients never trained on
-    take part in all of them, and of the others a share of ``train.newcomer_participation``.
+    Set-up rounds have every client, and weights by examples unless the parameters say otherwise: they look at data,
+    whatever the method makes of models. After ``train.rounds`` come the rounds of newcomers: the clients never trained
+    on take part in all of them, and of the others a share of ``train.newcomer_participation``.
     """
     total = federation.num_clients
     share, late = train.participation, train.newcomer_rounds > 0 and round >= train.rounds
@@ -31,7 +32,18 @@ def draw_cohort(
         clients = np.sort(stream(seed, "participation", round).choice(total, size, replace=False))
     if late:
         clients = np.concatenate([clients, np.arange(total, federation.num_total)])
-    weighting = (method.weighting or "examples") if train.weighting == "auto" else train.weighting
-    weights = np.ones(len(clients)) if weighting == "uniform" else federation.num_examples[clients].astype(float)
-    shares = tuple(map(float, weights / weights.sum()))
-    return Cohort(tuple(map(int, clients)), shares, total, round, stream(seed, "server", round), resources)
+    own = None if round < 0 else method.weighting
+    weighting = (own or "examples") if train.weighting == "auto" else train.weighting
+    everybody = federation.num_examples[: federation.num_total if late else total].astype(float)
+    if weighting == "uniform":
+        everybody = np.ones_like(everybody)
+    weights = everybody[clients]
+    return Cohort(
+        tuple(map(int, clients)),
+        tuple(map(float, weights / weights.sum())),
+        total,
+        round,
+        stream(seed, "server", round),
+        resources,
+        share=float(weights.sum() / everybody.sum()),
+    )

@@ -12,7 +12,7 @@ from fedcore.compose import Composition
 from fedcore.config import Train
 from fedcore.data.federation import Federation
 from fedcore.engine import augment
-from fedcore.engine.local import Examples, Job
+from fedcore.engine.local import Examples, Job, at_rest
 from fedcore.engine.optim import Motion, learning_rate, unit_motion
 from fedcore.engine.progress import Progress
 from fedcore.engine.schedule import num_steps, schedule, stream_names
@@ -103,7 +103,7 @@ class JobMaker:
             client,
             rows,
             *progress.server.model(own),
-            own["state"],
+            at_rest(own["state"]) if purpose == "adapt" else own["state"],
             info,
             schedules,
             draws,

@@ -51,6 +51,11 @@ class Job:
         return sum(schedule.steps for schedule in self.schedules)
 
 
+def at_rest(state: State) -> State:
+    """Return a client's state without the momentum it keeps from its rounds."""
+    return {**state, _OPTIMISER: zeros_like(state[_OPTIMISER])} if _OPTIMISER in state else state
+
+
 @dataclass(frozen=True)
 class Folded:
     """A client's upload that was added to those of others where it was made."""

@@ -144,7 +144,7 @@ class Training:
         """Sample, send, train, merge; return the mean training loss over the cohort's local steps."""
         progress, composition = self.progress, self.composition
         cohort = self._cohort(round)
-        progress.download_bytes += self._download_bytes(cohort.clients)
+        progress.download_bytes += self._download_bytes(cohort.clients, round)
         phases = composition.setup_phases(self.train) if round < 0 else composition.phases(self.train)
         reduction = Reduction(cohort.weights)
         losses: list[Tensor] = []
@@ -189,13 +189,18 @@ class Training:
         method = self.composition.method
         return draw_cohort(method, self.train, self.federation, self.seed, round, self.resources)
 
-    def _download_bytes(self, clients: Sequence[int]) -> int:
+    def _is_first(self, client: int, round: int) -> bool:
+        """Return whether a client that takes part in a round never did before, in a set-up round either."""
+        set_up = self.composition.setup_rounds if client < self.federation.num_clients else 0
+        return bool(self.progress.participations[client] == 0) and (not set_up or round == -set_up)
+
+    def _download_bytes(self, clients: Sequence[int], round: int) -> int:
         """Count what a cohort receives: the same for all, each client's own, and resources the first time."""
         server, method = self.progress.server, self.composition.method
         shared = num_bytes(server.download(self.composition))
         own = num_bytes(method.download(server.state["method"], clients[0]))
         resources = sum(
-            bytes_sent(self.resources[name], first=self.progress.participations[c] == 0)
+            bytes_sent(self.resources[name], first=self._is_first(c, round))
             for name in self.composition.needs
             for c in clients
         )

@@ -18,7 +18,8 @@ class FedNova(Method):
 
     Costs       as FedAvg, and one scalar up.
     Differs     the step mass comes from the optimiser itself: momentum, that of earlier rounds too where it is kept,
-                and a proximal term. tau_eff is the mean of the masses for every local solver. Buffers get FedAvg's mean.
+                and a proximal term. tau_eff is the mean of the masses for every local solver. Buffers get FedAvg's
+                mean.
     Source      Wang et al., NeurIPS 2020, eq. 9. https://arxiv.org/abs/2007.07481
     """
 

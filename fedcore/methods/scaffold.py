@@ -19,14 +19,15 @@ class Scaffold(Method):
 
     Local step:    y <- y - lr * (g_i(y) + c - c_i)
     After K steps: c_i <- c_i - c + (x - y) / (K * lr)
-    Server:        x <- x + eta_g * mean(dy);  c <- c + s * mean(dc),  s = cohort / N
+    Server:        x <- x + eta_g * mean(dy);  c <- c + s * mean(dc),  s the cohort's share
 
     Parameters
     ----------
     global_step : float, > 0, default 1.0
         eta_g.
     control_step : {"share", "whole"}
-        s: the cohort's share of the clients, so that c stays the mean of all c_i; or 1, as in VHL's code.
+        s: the cohort's share of all clients' weight, m / N where they weigh alike, so that c stays the mean of all
+        c_i; or 1, as in VHL's code.
 
     State
     -----

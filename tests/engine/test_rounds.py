@@ -36,6 +36,38 @@ def test_a_method_has_its_papers_weights_unless_the_parameters_say_others(name):
         assert work._cohort(0).weights == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("name", ["lg_fedavg", "fedbr", "scaffold"])
+def test_a_set_up_round_weighs_by_examples_whatever_the_method_does(name):
+    for weighting, expected in (("auto", [n / sum(toys.SIZES) for n in toys.SIZES]), ("uniform", [0.2] * 5)):
+        work = toys.training(toys.composition(name, {"dbe": {}}), weighting=weighting)
+        assert work._cohort(-1).weights == pytest.approx(expected)
+
+
+def test_a_cohorts_share_is_of_the_clients_weight():
+    for round in range(5):
+        by_examples = toys.training(participation=0.4)._cohort(round)
+        of_the_examples = sum(toys.SIZES[client] for client in by_examples.clients) / sum(toys.SIZES)
+        assert by_examples.share == pytest.approx(of_the_examples)
+        assert toys.training(participation=0.4, weighting="uniform")._cohort(round).share == pytest.approx(2 / 5)
+
+
+def test_virtual_data_travel_once_to_a_client():
+    """In the set-up round if there is one; to a newcomer, who has no part in that, in its own first round."""
+    fed = toys.federation(unseen=1)
+    addons = {"vhl": {"virtual_batch": 5}, "dbe": {"kappa": 0.0}}
+    alone, set_up = (toys.training(toys.composition(add=dict(list(addons.items())[:n])), fed) for n in (1, 2))
+    size = sum(t.numel() * t.element_size() for t in alone.resources["virtual"].values())
+    before = [work._download_bytes((0,), 0) for work in (alone, set_up)]
+    newcomers = [work._download_bytes((4,), 3) for work in (alone, set_up)]
+    first = set_up._download_bytes((0,), -1)
+    for work in (alone, set_up):
+        work.progress.participations += 1
+    after = [work._download_bytes((0,), 0) for work in (alone, set_up)]
+    assert before == [after[0] + size, after[1]]
+    assert first == after[1] + size
+    assert newcomers == [n + size for n in after]
+
+
 def test_traffic_is_counted_from_what_travels():
     """The MLP 5-16-6-3 has 5*16+16 + 16*6+6 + 6*3+3 = 219 parameters of 4 bytes; 3 of 5 clients, 3 rounds."""
     progress = toys.run(participation=0.6)
@@ -122,6 +154,16 @@ def test_a_tracker_hears_what_the_history_keeps_and_how_long_every_round_took():
     progress = toys.training(rounds=5, evaluate_every=2).run(Tracker())
     assert [{"round": round, **metrics} for round, metrics, _ in heard if metrics] == progress.history
     assert [seconds for *_, seconds in heard] == [row["total_seconds"] for row in progress.timing]
+
+
+@pytest.mark.parametrize("executor", ["serial", "stacked"])
+def test_fine_tuning_starts_without_the_momentum_that_a_client_keeps(executor):
+    """After one round clients hold the same models whether they keep momentum or not."""
+    histories = [
+        toys.run(toys.composition("fedavg_ft"), rounds=1, momentum=0.9, momentum_state=state, executor=executor).history
+        for state in ("fresh", "kept")
+    ]
+    assert histories[0] == histories[1]
 
 
 def test_divergence_is_one_clear_line():

@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedcore.trees import flatten
+from fedcore.types import ClientInfo, View
 from tests import toys
 from tests.methods import twins
 
@@ -100,3 +101,18 @@ def test_set_up_rounds_and_what_fedbr_brings_are_left_alone():
 def test_an_alpha_out_of_range_is_refused_by_name(alpha):
     with pytest.raises(ValueError, match=r"methods\.toy\.add\.fedcm\.alpha"):
         toys.composition(add={"fedcm": {"alpha": alpha}})
+
+
+@pytest.mark.parametrize("order", [("prox", "fedcm"), ("fedcm", "prox")], ids="-".join)
+def test_the_damping_is_how_a_steps_gradient_grows_with_the_distance(order):
+    """The mixture weakens a proximal term that was there before, and no other."""
+    every = {"prox": {"mu": 5.0}, **ALPHA}
+    work = toys.training(toys.composition(add={name: every[name] for name in order}), dtype=torch.float64)
+    ones = {n: torch.ones_like(p) for n, p in work.initial.items()}
+    moved = {n: p + 0.25 for n, p in work.initial.items()}
+    one, server = torch.ones(()), {"method": {}, "prox": {}, "fedcm": {"direction": ones}}
+    view = View(work.initial, server, {}, {}, None, ClientInfo(one, one), one, one, 0.1, 1, "train")
+    composed = work.composition
+    found = composed.correct(work.net, ones, moved, {"method": {}, "prox": {}, "fedcm": {}}, view)
+    assert all(torch.allclose(g, 1 + composed.damping * 0.25 * ones[n]) for n, g in found.items())
+    assert composed.damping == pytest.approx(1.5 if order[0] == "prox" else 5.0)

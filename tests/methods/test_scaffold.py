@@ -39,11 +39,14 @@ def test_equals_the_papers_algorithm(executor, control_step, clients_per_step):
     assert toys.distance(progress.store.get(3)["state"]["method"]["c"], own[3]) < 1e-10
 
 
+@pytest.mark.parametrize("weighting", ["auto", "examples"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_c_is_the_mean_of_all_clients_controls(momentum):
-    progress = toys.run(toys.composition("scaffold"), participation=0.4, dtype=torch.float64, momentum=momentum)
+def test_c_is_the_mean_of_all_clients_controls(momentum, weighting):
+    settings = {"participation": 0.4, "dtype": torch.float64, "momentum": momentum, "weighting": weighting}
+    progress = toys.run(toys.composition("scaffold"), **settings)
     controls = [progress.store.get(i)["state"]["method"]["c"] for i in range(5)]
-    assert toys.distance(progress.server.state["method"]["c"], twins.mean(controls, [0.2] * 5)) < 1e-12
+    weights = [0.2] * 5 if weighting == "auto" else [n / sum(toys.SIZES) for n in toys.SIZES]
+    assert toys.distance(progress.server.state["method"]["c"], twins.mean(controls, weights)) < 1e-12
 
 
 def test_one_full_batch_step_leaves_the_gradient_as_control():
