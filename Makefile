@@ -1,6 +1,6 @@
 # Every target is one or two plain commands; README lists them for machines without make.
 .DEFAULT_GOAL := help
-.PHONY: help setup repro experiment test test-slow test-services test-method check format serve stop status backup restore flow night ui publish promote rollback models reproduce predict serve-model export-onnx report partition-report bench bench-parts dag clean
+.PHONY: help setup repro experiment test test-slow test-gpu test-services test-method check format serve stop status backup restore flow night ui publish promote rollback models reproduce predict serve-model export-onnx report partition-report bench bench-parts dag clean
 
 RUN := . ./env.sh &&
 UI_PORT ?= 5000
@@ -30,6 +30,9 @@ test: setup ## run the tests (no network, no GPU needed)
 
 test-slow: setup ## run the tests that `make test` leaves out because they take long
 	@$(RUN) python -m pytest -q -m slow $(ARGS)
+
+test-gpu: setup ## run the tests that need a GPU
+	@$(RUN) python -m pytest -q -m gpu $(ARGS)
 
 test-services: setup ## run the tests that need PostgreSQL; installs the extra services-test
 	@$(RUN) { [ "$${INSTALL:-yes}" = no ] || python -m pip install -q -c constraints.txt -e '.[services-test]'; }

@@ -38,7 +38,8 @@ class Scaffold(Method):
     Differs     from the paper with momentum: the divisor is the step mass lr * ||a||_1 instead of K * lr, with what the
                 momentum has from earlier rounds where it is kept; without it control variates grow too large and
                 diverge. Equal for plain SGD. Buffers and personal parameters
-                have no control variate. Both means are uniform over the cohort, as in the paper.
+                have no control variate. Both means are uniform over the cohort, as in the paper. c is not made smaller
+                when newcomers join, whose c_i is 0.
     Source      Karimireddy et al., ICML 2020, Algorithm 1. https://arxiv.org/abs/1910.06378
     """
 
