@@ -154,6 +154,15 @@ def test_pages_have_the_presets(path: Path) -> None:
     ]
 
 
+def test_the_index_has_the_presets_of_parts_without_a_page() -> None:
+    on_pages = {name for path in PAGES for name in re.findall(r"^## Hyper-parameters of `(\w+)`$", read(path), re.M)}
+    said = {name: cells[1].strip("`") for name, cells in rows(INDEX, "Presets", "name").items()}
+    assert set(said) == set(PARTS) - on_pages
+    for name, text in said.items():
+        preset = PARTS[name].presets.get("paper")
+        assert (None if text == "none" else parsed(text)) == (preset and plain(preset)), name
+
+
 def plain(value: Any) -> Any:
     """Return a default as YAML would read it."""
     if isinstance(value, tuple):

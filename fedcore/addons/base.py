@@ -24,7 +24,7 @@ class Addon:
     """Base of every add-on; the defaults change nothing."""
 
     setup_rounds: ClassVar[int] = 0
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"clean": {}, "paper": {}}  # see `Method.presets`
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"clean": {}}  # see `Method.presets`
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ class Mixup(Addon):
     alpha : float, >= 0, default 0.2
         0 is the method without it, bit for bit.
 
+    Presets     ``paper``: its CIFAR-10, a central training, of which the training section takes nothing.
     Costs       a second cross-entropy on the same logits.
     Differs     nothing: two cross-entropies are soft labels, and stay finite where an add-on masks a logit.
                 Terms of other add-ons that look at labels see y alone.
@@ -34,6 +36,10 @@ class Mixup(Addon):
     """
 
     alpha: Annotated[float, Field(ge=0)] = 0.2
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "clean": {},
+        "paper": {"alpha": 1.0},
+    }
 
     def draws(
         self, net: Net, generator: np.random.Generator, steps: int, batch_size: int, info: ClientInfo

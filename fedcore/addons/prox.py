@@ -23,6 +23,7 @@ class Prox(Addon):
     mu : float, >= 0
         0 is the method without it, bit for bit.
 
+    Presets     no ``paper``: it tunes mu for each data set.
     Costs       none.
     Differs     added to the gradient before momentum (exact, and cheaper than through the loss); acts on the
                 model's own parameters, shared and personal alike, anchored at what the client started the round with;

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -24,12 +25,17 @@ class RestrictedSoftmax(Addon):
     alpha : float, 0 to 1, default 0.5
         1 is the method without it; 0 makes a missing class's logit 0, which does not take it out of the softmax.
 
+    Presets     ``paper``: alpha, as by default.
     Costs       none.
     Differs     scales the whole logit, bias included; training only, evaluation uses plain logits.
     Source      Li and Zhan, KDD 2021. https://doi.org/10.1145/3447548.3467254
     """
 
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "clean": {},
+        "paper": {"alpha": 0.5},
+    }
 
     def logits(self, logits: Tensor, view: View) -> Tensor:
         """Scale the logits of missing classes."""

@@ -100,9 +100,9 @@ class Method:
     has_global: ClassVar[bool] = True  # there is a server model worth evaluating
     collects_uploads: ClassVar[bool] = False  # `aggregate` needs every upload, not only their mean
     needs_validation: ClassVar[bool] = False  # local training uses the client's validation rows
-    # By name, the hyper-parameters of a preset that differ from the defaults; `train` in it is the training section's.
-    # "clean" is the recommended setting, "paper" the one of the published numbers, with the quirks of its code.
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"clean": {}, "paper": {}}
+    # By name, the hyper-parameters a preset sets; `train` in it is the training section's. "clean" is the recommended
+    # setting, "paper" what a paper states of the one of its numbers; a part without that has no "paper".
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"clean": {}}
 
     @property
     def needs(self) -> tuple[str, ...]:

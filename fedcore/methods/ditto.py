@@ -37,6 +37,7 @@ class Ditto(Method):
     -----
     client  v_i  like the model  starts at the initial model, kept while the client is absent
 
+    Presets     no ``paper``: every client chooses its own lambda there, of six.
     Costs       FedAvg's traffic; twice its steps; one model per client in the store.
     Differs     from the paper: one lambda and one learning rate for all clients and both models. The own model is the
                 personal view; a client that never took part has the initial one. Loss terms of add-ons act on both.

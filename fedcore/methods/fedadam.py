@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -37,6 +38,7 @@ class FedAdam(Method):
     server  m  like the model's shared parameters   starts at 0
     server  v  like the model's shared parameters   starts at tau^2
 
+    Presets     ``paper``: beta1, beta2 and tau, as by default; it tunes both learning rates for each task.
     Costs       as FedAvg; two models more on the server.
     Differs     from the paper: the mean has the training section's weighting. As there, no bias correction. Buffers and
                 what add-ons bring along get FedAvg's mean.
@@ -47,6 +49,10 @@ class FedAdam(Method):
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, le=1)] = 0.99
     tau: Annotated[float, Field(gt=0)] = 1e-3
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "clean": {},
+        "paper": {"beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
+    }
 
     def init_server(self, net: Net, params: Params, population: Population) -> State:
         """Start m at zero, v at tau^2."""

@@ -23,6 +23,7 @@ class FedAvgFineTuned(Method):
     epochs : int, >= 0, default 1
         Epochs of fine-tuning, with the training section's learning rate of the round; 0 is FedAvg.
 
+    Presets     no ``paper``: there is none.
     Costs       as FedAvg; each evaluation trains every client for `epochs`.
     Source      the usual baseline of personalised federated learning.
     """

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -45,6 +46,7 @@ class FedFomo(Method):
     client  old                                old_i, like the model; starts at the initial one
     client  weights [M]                        w, scratch of a round
 
+    Presets     ``paper``: M and epsilon, as by default; its validation split is a fifth (`partition.validation`).
     Costs       M models down, one model and M scalars up; two models per client in the store, N models and N^2 scalars
                 on the server, M forward passes over the validation split. At most 20,000 clients.
     Differs     from the paper: written as a mean of models, to which normalised weights make it equal. Nothing is
@@ -59,6 +61,10 @@ class FedFomo(Method):
     has_global: ClassVar[bool] = False
     collects_uploads: ClassVar[bool] = True
     needs_validation: ClassVar[bool] = True
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "clean": {},
+        "paper": {"models": 5, "epsilon": 0.3},
+    }
 
     def is_shared(self, net: Net, name: str, round: int) -> bool:
         """Average nothing."""

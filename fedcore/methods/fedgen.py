@@ -49,6 +49,7 @@ class FedGen(Method):
     server  t []                   Adam's steps
     server  prior [Y]              all clients' label shares, sent with the model
 
+    Presets     no ``paper``: the defaults follow a later implementation, not the paper.
     Costs       FedAvg's traffic, and G and Y scalars down, Y scalars up.
     Differs     from the paper: G has no batch normalisation. Heads must be linear. Samples go through the plain head,
                 and the KL term takes a forward pass of its own, without what add-ons change.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -30,6 +31,8 @@ class FedRep(Method):
     -----
     client  h_i   the head   starts at the common initial one, kept while the client is absent
 
+    Presets     ``paper``: its CIFAR; the epochs of head and body are the defaults. Its last tuning of heads is not
+                offered.
     Costs       the body each way; one head per client in the store.
     Differs     from the paper: the training section's weighting. Batch normalisation of the body is in training mode in
                 both phases, so its running statistics move in the head phase too (as in the released code).
@@ -39,6 +42,10 @@ class FedRep(Method):
     head_epochs: Annotated[int, Field(ge=1)] = 10
     body_epochs: Annotated[int, Field(ge=1)] = 1
     has_global: ClassVar[bool] = False
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "clean": {},
+        "paper": {"head_epochs": 10, "body_epochs": 1, "train": {"batch_size": 10, "lr": 0.01, "momentum": 0.5}},
+    }
 
     def is_shared(self, net: Net, name: str, round: int) -> bool:
         """Keep the head."""

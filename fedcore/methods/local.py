@@ -16,6 +16,7 @@ class Local(Method):
     The learning-rate schedule and the data order are FedAvg's, so that budgets match at full participation.
     There is no server model: nothing travels and no global view exists.
 
+    Presets     no ``paper``: there is none.
     Costs       no traffic; one model per client in the store.
     Source      the usual baseline of personalised federated learning.
     """

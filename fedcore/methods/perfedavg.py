@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -34,6 +35,7 @@ class PerFedAvg(Method):
         Width of the Hessian-free variant's finite difference.
     adapt_steps : int, >= 1, default 1
 
+    Presets     ``paper``: alpha, as by default, beta and the number of local steps.
     Costs       FedAvg's traffic; two gradients per step, or four; each evaluation takes adapt_steps steps per client.
     Differs     D, D' and D'' are the parts of one batch of two or three times train.batch_size, so an epoch has fewer
                 steps and the examples of one of FedAvg's; a last batch that is not full is filled up with the client's
@@ -46,6 +48,10 @@ class PerFedAvg(Method):
     delta: Annotated[float, Field(gt=0)] = 1e-3
     adapt_steps: Annotated[int, Field(ge=1)] = 1
     weighting: ClassVar[str | None] = "uniform"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "clean": {},
+        "paper": {"alpha": 0.01, "train": {"lr": 0.001, "local_steps": 10}},
+    }
 
     def phases(self, train: Train) -> tuple[Phase, ...]:
         """Give a step two or three batches."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -40,6 +41,7 @@ class PFedMe(Method):
     client  theta_i  like the model  starts each round at the received model, then goes on from step to step; kept
                      while the client is absent
 
+    Presets     ``paper``: its MNIST, R = 20 as local steps; lambda and K are the defaults, beta is tuned there.
     Costs       FedAvg's traffic; inner_steps gradients per step; one model per client in the store.
     Differs     from the paper's pseudo-code, which leaves open where theta starts. The training section's momentum and
                 weight decay act on the step of w. theta is the personal view; a client that never took part has the
@@ -52,6 +54,15 @@ class PFedMe(Method):
     inner_lr: Annotated[float, Field(gt=0)] = 0.01
     beta: Annotated[float, Field(gt=0)] = 1.0
     weighting: ClassVar[str | None] = "uniform"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "clean": {},
+        "paper": {
+            "strength": 15.0,
+            "inner_steps": 5,
+            "inner_lr": 0.1,
+            "train": {"batch_size": 20, "lr": 0.005, "local_steps": 20},
+        },
+    }
 
     def check(self, net: Net, train: Train) -> None:
         """Refuse steps of w that overshoot."""

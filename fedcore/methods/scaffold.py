@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -34,6 +35,7 @@ class Scaffold(Method):
     server  c    like the shared parameters   starts at 0
     client  c_i  like the shared parameters   starts at 0, kept while the client is absent
 
+    Presets     ``paper``: eta_g = 1, as by default, and plain SGD; learning rates are tuned there.
     Costs       twice FedAvg's traffic each way; one model per client in the store.
     Differs     from the paper with momentum: the divisor is the step mass lr * ||a||_1 instead of K * lr, with what the
                 momentum has from earlier rounds where it is kept; without it control variates grow too large and
@@ -46,6 +48,10 @@ class Scaffold(Method):
     global_step: Annotated[float, Field(gt=0)] = 1.0
     control_step: Literal["share", "whole"] = "share"
     weighting: ClassVar[str | None] = "uniform"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "clean": {},
+        "paper": {"global_step": 1.0, "train": {"momentum": 0.0}},
+    }
 
     def init_server(self, net: Net, params: Params, population: Population) -> State:
         """Start c at zero."""
