@@ -108,6 +108,36 @@ def test_the_papers_parameter_counts(hidden, inputs, kept, expected, table):
     assert first * 110 * sum(sizes.values()) + second * 110 * part == pytest.approx(ours, rel=3e-3)
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_with_the_body_global_and_weights_by_examples_it_is_fedper(executor):
+    """Personal head and shared body learn in the same steps; the server's body is the mean by train examples."""
+    work = toys.training(
+        toys.composition("lg_fedavg", global_layers=["body"]),
+        participation=0.6,
+        executor=executor,
+        dtype=torch.float64,
+        weighting="examples",
+    )
+    body = {n: p.clone() for n, p in work.initial.items() if n in BODY}
+    heads = [{n: p.clone() for n, p in work.initial.items() if n in HEAD} for _ in range(5)]
+    for round in range(3):
+        bodies, sizes = [], []
+        for i in work._cohort(round).clients:
+            w = {**body, **heads[i]}
+            for inputs, labels in twins.batches(work, i, round):
+                w = twins.leaves(w)
+                g = twins.slopes(cross_entropy(twins.classify(w, twins.features(w, inputs)), labels), w)
+                w = {n: (p - 0.1 * g[n]).detach() for n, p in w.items()}
+            heads[i] = {n: w[n] for n in HEAD}
+            bodies.append({n: w[n] for n in BODY})
+            sizes.append(len(twins.rows(work, i)[1]))
+        body = twins.mean(bodies, [size / sum(sizes) for size in sizes])
+    progress = work.run()
+    assert toys.distance({n: progress.server.params[n] for n in BODY}, body) < 1e-14
+    for i in range(5):
+        assert toys.distance({n: progress.store.get(i)["params"][n] for n in HEAD}, heads[i]) < 1e-14
+
+
 def test_a_layer_that_does_not_exist_is_refused_by_name():
     work = toys.training()
     composed = toys.composition("lg_fedavg", global_layers=["haed"])
