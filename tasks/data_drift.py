@@ -1,7 +1,7 @@
 """Drift: do the examples that arrived since the champion look like those it was trained on, client by client?
 
-A difference counts when it is large (a distance over its threshold) and not chance (a chi-squared test of the counts,
-its p-value divided by the number of tests).
+A difference counts when it is large (a distance over its threshold) and not chance (the p-value of a test of the counts
+below `drift.p_value` divided by the number of tests).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedcore.data.partitions import PartitionTable
 
 EVERYBODY = "all clients"
+_EXPECTED = 5  # the least expected count with which the chi-squared distribution is taken to hold (Cochran, 1954)
 
 
 @dataclass(frozen=True)
@@ -164,14 +165,44 @@ def stability_index(before: np.ndarray, now: np.ndarray) -> float:
 
 
 def chance(before: np.ndarray, now: np.ndarray) -> float:
-    """Return the p-value of a chi-squared test that two rows of counts [K] come from one distribution."""
-    from scipy.stats import chi2_contingency  # type: ignore[import-untyped]
+    """Return the p-value of a test that two rows of counts [K] come from one distribution.
+
+    Where every count is expected to be 5 or more that is Pearson's chi-squared test. Rare classes and thin bins would
+    make its p-values far too small. With such columns two tests are made, and the smaller p-value counts twice:
+    Pearson's after the rarest columns were merged into one, which sees a change of many columns, and, as a merged
+    column may hide a change within, Fisher's exact test of the column that changed most against all others (twice the
+    smaller tail, times the number of columns).
+    """
+    from scipy.stats import chi2_contingency, hypergeom  # type: ignore[import-untyped]
 
     table = np.stack([before, now])
     table = table[:, table.sum(axis=0) > 0]
     if table.shape[1] < 2 or (table.sum(axis=1) == 0).any():
         return 1.0
-    return float(chi2_contingency(table, correction=False).pvalue)
+    merged = _merged(table)
+    together = float(chi2_contingency(merged, correction=False).pvalue) if merged.shape[1] > 1 else 1.0
+    if merged.shape == table.shape:
+        return together
+    columns, drawn, count = table.sum(axis=0), table[1], int(table[1].sum())
+    tails = [
+        hypergeom.cdf(drawn, table.sum(), columns, count),
+        hypergeom.sf(drawn - 1, table.sum(), columns, count),
+    ]
+    return float(min(1.0, 2 * together, 2 * 2 * np.min(tails) * len(columns)))
+
+
+def _merged(table: np.ndarray) -> np.ndarray:
+    """Return a table [2, K] with its rarest columns as one, as few of them as let every count be expected often enough.
+
+    Only sums decide, not how they are divided between the rows, so the choice favours no result of the test.
+    """
+    table = table[:, np.argsort(table.sum(axis=0), kind="stable")]
+    expected = table.sum(axis=0) * table.sum(axis=1).min() / table.sum()
+    thin = int((expected < _EXPECTED).sum())
+    if not thin:
+        return table
+    rare = max(thin, int((expected.cumsum() < _EXPECTED).sum()) + 1)
+    return np.column_stack([table[:, :rare].sum(axis=1), table[:, rare:]])
 
 
 def champion_files(root: Path, experiment: str) -> list[Path]:

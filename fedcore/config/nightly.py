@@ -29,7 +29,7 @@ class Drift(Section):
 
     label_distance: Annotated[float, Field(ge=0, le=1)] = 0.2  # total variation between the shares of the classes
     stability_index: Positive = 0.25  # population stability index of a feature over its bins
-    p_value: Annotated[float, Field(gt=0, lt=1)] = 0.01  # of a chi-squared test, divided by the number of tests
+    p_value: Annotated[float, Field(gt=0, lt=1)] = 0.01  # of the test for chance, divided by the number of tests
     min_examples: Count = 20  # a client with fewer new examples is not judged by itself
     bins: Annotated[int, Field(ge=2, le=100)] = 10  # per feature, equally full on the champion's data
     on_drift: Literal["warn", "stop"] = "warn"  # stop: train nothing that night

@@ -142,6 +142,51 @@ def test_chi_squared() -> None:
     assert data_drift.chance(np.array([10, 0]), np.array([20, 0])) == 1.0
 
 
+def test_rare_classes_raise_no_false_alarm() -> None:
+    """Nights without drift, 20 clients with 100 classes each: nominally 1 in 100 has an alarm.
+
+    With Pearson's test on all columns two in three of these nights had one.
+    """
+    numbers, alarms = np.random.Generator(np.random.PCG64(0)), 0
+    nothing = np.zeros((20, 0, 2), np.int64)
+    for _ in range(25):
+        shares = numbers.dirichlet(np.full(100, 0.1), 20)
+        sides = [
+            Statistics(
+                tuple(map(str, range(20))), numbers.multinomial(count, shares), (), np.zeros((0, 1)), nothing, 0, ""
+            )
+            for count in (2000, 50)
+        ]
+        changes, _ = data_drift.compare(*sides, Drift())
+        assert min(change.label_distance for change in changes[1:]) > 0.1
+        alarms += any(change.drifted for change in changes)
+    assert alarms <= 1
+
+
+def test_the_chance_of_a_rare_class_is_not_understated() -> None:
+    """(4998, 1, 1) against (48, 1, 1): with these sums the probability is C(2, 1)^2 C(5046, 48) / C(5050, 50) = 4e-4.
+
+    No p-value may be below that of the result itself. Pearson's is 5e-22.
+    """
+    alone = 4 * math.comb(5046, 48) / math.comb(5050, 50)
+    assert alone < data_drift.chance(np.array([4998, 1, 1]), np.array([48, 1, 1])) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ([1000, 1000, 0], [0, 25, 25]),
+        ([1000, 1000, 0], [19, 19, 12]),
+        ([500, *[15] * 100], [40, *[1] * 10, *[0] * 90]),
+        ([200] * 20, [1, 9] * 10),
+    ],
+    ids=["one class takes another's place", "a new class", "a common class", "many classes"],
+)
+def test_true_changes_are_found_among_thin_columns(before: list[int], now: list[int]) -> None:
+    """At the level of a night with 20 clients and the labels alone."""
+    assert data_drift.chance(np.array(before), np.array(now)) < 0.01 / 21
+
+
 def test_counts_by_client_and_bin() -> None:
     values = np.array([[0.0], [1.0], [2.0], [3.0]])
     data, _ = made(values, np.array([0, 1, 1, 1]), np.zeros(4))
