@@ -137,8 +137,10 @@ def gather(
 
     The mean weighs clients by `examples` (metric ``accuracy``: every example counts the same) or alike
     (``client_mean``). Its interval is Student's t with M - 1 degrees of freedom around the weighted mean d of the
-    clients' differences d_c, with variance M / (M - 1) * sum(w_c**2 * (d_c - d)**2) for weights w_c that sum to 1;
-    with equal weights that is the usual s**2 / M.
+    clients' differences d_c, with the jackknife's variance: leaving out client c moves the mean by
+    w_c * (d_c - d) / (1 - w_c) for weights w_c that sum to 1, and the variance is (M - 1) / M times the sum of these
+    squares; with equal weights that is the usual s**2 / M. Of very unequal clients the interval is still too narrow
+    (docs/registry.md has figures).
     """
     if not (np.isfinite(new).all() and np.isfinite(old).all()):
         raise ValueError("a client with validation examples has an accuracy that is not finite")
@@ -149,8 +151,8 @@ def gather(
     difference = _weighted(weights, by_client)
     low = high = None
     if len(by_client) > 1:
-        spread = math.fsum(w * w * (d - difference) ** 2 for w, d in zip(weights, by_client, strict=True))
-        error = math.sqrt(spread * len(by_client) / (len(by_client) - 1))
+        moves = [w * (d - difference) / (1 - w) for w, d in zip(weights.tolist(), by_client, strict=True)]
+        error = math.sqrt(math.fsum(move**2 for move in moves) * (len(by_client) - 1) / len(by_client))
         half = student_quantile((1 + gate.confidence) / 2, len(by_client) - 1) * error
         low, high = difference - half, difference + half
     wins, losses = sum(d > 0 for d in by_client), sum(d < 0 for d in by_client)
