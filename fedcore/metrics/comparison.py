@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 CONFIDENCE = 0.95
+TOLERANCE = 1e-9  # of comparing differences of accuracies: those that cancel may leave a rest of rounding
 # Above this the finite series gets long while two correction terms to the normal quantile are exact to 1e-12.
 _SERIES_LIMIT = 10_000
 
@@ -40,7 +41,10 @@ class Summary:
 
 @dataclass(frozen=True)
 class ClientDifference:
-    """Paired difference over clients; ``wins``, ``losses`` and ``ties`` count clients, summing to ``summary.count``."""
+    """Paired difference over clients; ``wins``, ``losses`` and ``ties`` count clients, summing to ``summary.count``.
+
+    A tie is a difference of at most `TOLERANCE`.
+    """
 
     summary: Summary
     wins: int
@@ -196,8 +200,14 @@ def paired_client_difference(
     means = [mean(column[np.isfinite(column)].tolist()) for column in columns if np.isfinite(column).any()]
     if not means:
         return None
-    wins, losses = sum(value > 0 for value in means), sum(value < 0 for value in means)
-    return ClientDifference(summarise(means), wins, losses, len(means) - wins - losses)
+    return ClientDifference(summarise(means), *wins_losses_ties(means))
+
+
+def wins_losses_ties(differences: Sequence[float]) -> tuple[int, int, int]:
+    """Return how many differences are above 0, below, and neither by more than `TOLERANCE`."""
+    wins = sum(value > TOLERANCE for value in differences)
+    losses = sum(value < -TOLERANCE for value in differences)
+    return wins, losses, len(differences) - wins - losses
 
 
 def rounds_to_target(rounds: Sequence[int], accuracies: Sequence[float], target: float) -> int | None:

@@ -15,12 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.config import Gate
-from fedcore.metrics.comparison import mean, student_quantile
+from fedcore.metrics.comparison import TOLERANCE, mean, student_quantile, wins_losses_ties
 
 Array = npt.NDArray[np.float64]
 Verdict = Literal["promote", "keep"]
-
-_TOLERANCE = 1e-9  # of the comparisons: differences that cancel may leave a rest of rounding
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,7 @@ def gather(
         error = math.sqrt(math.fsum(move**2 for move in moves) * (len(by_client) - 1) / len(by_client))
         half = student_quantile((1 + gate.confidence) / 2, len(by_client) - 1) * error
         low, high = difference - half, difference + half
-    wins, losses = sum(d > 0 for d in by_client), sum(d < 0 for d in by_client)
+    wins, losses, ties = wins_losses_ties(by_client)
     return Evidence(
         metric=metric,
         confidence=gate.confidence,
@@ -169,7 +167,7 @@ def gather(
         high=high,
         wins=wins,
         losses=losses,
-        ties=len(by_client) - wins - losses,
+        ties=ties,
         by_seed=tuple(_weighted(weights, row) for row in (new - old).tolist()),
         worst_decile_challenger=mean([worst_decile(row) for row in new]),
         worst_decile_champion=mean([worst_decile(row) for row in old]),
@@ -210,7 +208,7 @@ def _tests(gate: Gate, found: Evidence) -> list[tuple[bool, str]]:
 
 
 def _reaches(value: float, bound: float) -> bool:
-    return value >= bound - _TOLERANCE
+    return value >= bound - TOLERANCE
 
 
 def _too_few_seeds(gate: Gate, seeds: Sequence[int], challenger: Standing, champion: Standing) -> str:

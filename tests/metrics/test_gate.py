@@ -76,6 +76,14 @@ def test_a_clients_seeds_are_one_observation_and_only_common_seeds_count() -> No
     assert (found.difference, found.low) == (pytest.approx(0.2), pytest.approx(0.2))
 
 
+def test_a_tie_over_seeds_is_a_tie() -> None:
+    """Tenths 4, 5, 2 against 3, 3, 5, both 11; as floats the differences do not sum to 0."""
+    new, old = standing([0.4], [0.5], [0.2]), standing([0.3], [0.3], [0.5])
+    found = judge(Gate(), "personal", new, old, np.array([10])).evidence
+    assert found is not None
+    assert (found.wins, found.losses, found.ties) == (0, 0, 1)
+
+
 def test_clients_without_examples_do_not_count() -> None:
     new, old = standing([0.6, math.nan, 0.6]), standing([0.5, math.nan, 0.5])
     found = judge(Gate(), "personal", new, old, np.array([5, 0, 5])).evidence

@@ -104,6 +104,18 @@ def test_client_difference_is_clustered_by_client() -> None:
     assert difference.summary.high == pytest.approx(0.1 / 3 + 0.379459, abs=1e-6)
 
 
+def test_clients_that_are_right_as_often_tie() -> None:
+    """Whole numbers of right answers decide what is a tie; of their shares the differences may sum to a rest."""
+    numbers = np.random.Generator(np.random.PCG64(0))
+    for seeds, examples in ((2, 10), (3, 10), (3, 30), (5, 20)):
+        method, baseline = numbers.binomial(examples, 0.7, (2, seeds, 500))
+        difference = paired_client_difference(method / examples, baseline / examples)
+        more = np.sign(method.sum(0) - baseline.sum(0))
+        assert difference is not None
+        found = (difference.wins, difference.losses, difference.ties)
+        assert found == tuple((more == sign).sum() for sign in (1, -1, 0))
+
+
 def test_client_difference_without_a_pair_is_none_and_shapes_must_agree() -> None:
     nothing = np.full((2, 3), math.nan)
     assert paired_client_difference(nothing, nothing) is None
