@@ -125,8 +125,7 @@ def _average(view: str, runs: list[Run], baseline: list[Run], count: int) -> dic
 
 
 def _is_selected(view: str, run: Run) -> bool:
-    names = (f"selected/{view}/test/accuracy", f"selected/{view}/round")
-    return view not in run.views or all(name in run.metrics for name in names)
+    return view not in run.views or f"selected/{view}/val/accuracy" in run.metrics
 
 
 def _metrics(view: str, runs: list[Run], prefix: str) -> dict[str, Any]:

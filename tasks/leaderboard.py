@@ -13,7 +13,8 @@ VIEWS = ("personal", "global", "unseen")
 def rows(comparison: dict[str, Any]) -> list[dict[str, Any]]:
     """Return one tidy row per method, best first; None where a method has no such figure.
 
-    Accuracies are shares in 0..1, chosen on validation; ``_low`` and ``_high`` bound the 95 % interval over seeds.
+    Accuracies are shares in 0..1, of the round that ``_selected_on`` names (chosen on validation where there is any);
+    ``_low`` and ``_high`` bound the 95 % interval over seeds.
     ``_average`` is the mean of the last ``averaged`` evaluated rounds, None without ``compare.average``.
     """
     views = [v for v in VIEWS if any(v in m["views"] for m in comparison["methods"].values())]

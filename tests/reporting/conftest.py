@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from fedcore.engine.summary import summarise
+
 PARAMETERS = """\
 experiment: {experiment}
 dataset: {{name: digits}}
@@ -71,18 +73,8 @@ def write_run(
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(history)
         writer.writerows(["" if math.isnan(v) else v for v in row] for row in zip(*history.values(), strict=True))
-    metrics = {name: values[-1] for name, values in history.items() if not math.isnan(values[-1])}
-    metrics["model/parameters"] = 650
-    for view in views:
-        test = history[f"{view}/test/accuracy"]
-        metrics[f"best/{view}/test/accuracy"] = max(test)
-        metrics[f"best/{view}/round"] = rounds[test.index(max(test))]
-        metrics[f"top5/{view}/test/accuracy"] = float(np.mean(sorted(test)[-5:]))
-        if f"{view}/val/accuracy" in history:
-            validation = history[f"{view}/val/accuracy"]
-            chosen = validation.index(max(validation))
-            metrics[f"selected/{view}/round"] = rounds[chosen]
-            metrics |= {f"selected/{n}": v[chosen] for n, v in history.items() if n.startswith(f"{view}/")}
+    cells = [dict(zip(history, row, strict=True)) for row in zip(*history.values(), strict=True)]
+    metrics = summarise([{n: v for n, v in row.items() if not math.isnan(v)} for row in cells], 650)
     (folder / "metrics.json").write_text(json.dumps(metrics, sort_keys=True, indent=2))
     config = {
         "experiment": experiment,

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import math
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -187,11 +189,16 @@ def test_one_seed_has_no_interval(small: Path) -> None:
     assert "±" not in text
 
 
-def test_without_validation_the_last_round_counts_for_method_and_baseline(small: Path) -> None:
-    for path in small.glob("runs/fedavg-*/metrics.json"):
-        kept = {k: v for k, v in json.loads(path.read_text()).items() if not k.startswith("selected/")}
-        path.write_text(json.dumps(kept))
+def test_without_validation_the_last_round_counts_for_method_and_baseline(
+    small: Path, make_run: Callable[..., Path]
+) -> None:
+    for seed in (0, 1):
+        shutil.rmtree(small / f"runs/fedavg-{seed}")
+        columns = {"test/accuracy": [0.2, 0.9, 0.4, 0.5], "test/loss": [1.0] * 4}
+        views = {"personal": columns, "global": columns}
+        make_run(small / "runs", "fedavg", seed, views, [1, 2, 3, 4], [0.5, 0.5, 0.5, math.nan])
     runs = read_runs(small / "runs", LABELS, [0, 1], "digits")
+    assert runs["fedavg"][0].metrics["selected/personal/round"] == 4, "a run names a round all the same"
     result = compare(runs, "digits", Compare(seeds=[0, 1], baseline="fedavg"))
     view = result["methods"]["ft"]["views"]["personal"]
     assert view["selected_on"] == "last round"
