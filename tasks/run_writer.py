@@ -59,6 +59,10 @@ def _write_csv(path: Path, rows: list[dict[str, float]]) -> None:
 
 
 def _write_clients(path: Path, training: Training, progress: Progress) -> None:
+    """Write one row per client.
+
+    Columns that begin with ``selected/`` are of the round that the client's view selected, personal or unseen.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -74,6 +78,9 @@ def _write_clients(path: Path, training: Training, progress: Progress) -> None:
         for split in SPLITS:
             columns[f"{prefix}{split}/accuracy"] = _fill(scores[split], "accuracies", count)
             columns[f"{prefix}{split}/loss"] = _fill(scores[split], "losses", count)
+    for split, late in progress.unseen.items():
+        for name, values in (("accuracy", late.accuracies), ("loss", late.losses)):
+            columns[f"selected/{split}/{name}"][federation.num_clients :] = values[federation.num_clients :]
     pq.write_table(pa.Table.from_arrays([_column(values) for values in columns.values()], names=list(columns)), path)
 
 

@@ -16,6 +16,7 @@ from fedcore.engine.local import Outcome
 from fedcore.engine.server import Server
 from fedcore.engine.snapshots import Snapshots
 from fedcore.engine.store import ClientStore, grown
+from fedcore.engine.summary import best_row
 from fedcore.engine.views import Evaluation
 from fedcore.metrics.accuracy import Scores
 from fedcore.models.net import Net
@@ -50,6 +51,7 @@ class Progress:
     timing: list[dict[str, float]] = field(default_factory=list)
     last: dict[Split, Scores] = field(default_factory=dict)
     selected: dict[str, Selection] = field(default_factory=dict)  # by view, "global" and "personal"
+    unseen: dict[Split, Scores] = field(default_factory=dict)  # all clients', in the round that the unseen view selects
     snapshots: Snapshots | None = None  # for methods with something of the clients' own, where asked for
     held: list[ClientStore | None] = field(default_factory=list)  # of the last checkpoint
 
@@ -93,6 +95,9 @@ class Progress:
             best = self.selected.get(view)
             if f"{view}/test/accuracy" in result.metrics and (best is None or accuracy > best.accuracy):
                 self.selected[view] = Selection(accuracy, round, self.server, self.store.copy(), result.clients)
+        best_unseen = best_row([*self.history, result.metrics], "unseen/val/accuracy") or result.metrics
+        if "unseen/test/accuracy" in result.metrics and best_unseen is result.metrics:
+            self.unseen = result.clients
 
 
 def save(progress: Progress, checkpoint: Checkpoint) -> None:
@@ -102,6 +107,7 @@ def save(progress: Progress, checkpoint: Checkpoint) -> None:
     tensors["participations"] = torch.from_numpy(progress.participations)
     tensors["velocities"] = torch.from_numpy(progress.velocities)
     tensors.update(_scores_out("last", progress.last))
+    tensors.update(_scores_out("unseen", progress.unseen))
     for view, chosen in progress.selected.items():
         at = f"selected/{view}"
         tensors.update(_models_out(f"{at}/", chosen.server, chosen.store))
@@ -138,6 +144,7 @@ def resume(progress: Progress, checkpoint: Checkpoint, device: torch.device) -> 
     progress.participations = tensors["participations"].cpu().numpy()
     progress.velocities = tensors["velocities"].cpu().numpy()
     progress.last = _scores_in(below("last/"))
+    progress.unseen = _scores_in(below("unseen/"))
     kept = below("snapshots/")
     progress.snapshots = Snapshots.from_tensors(kept) if kept else None
     for name in _FACTS:

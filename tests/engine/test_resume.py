@@ -38,6 +38,7 @@ def leftovers(work):
         progress.participations.tolist(),
         progress.selected["personal"].clients["val"].correct.tolist(),
         progress.last["test"].loss.tolist(),
+        [scores.loss.tolist() for scores in progress.unseen.values()],
         (progress.download_bytes, progress.upload_bytes),
     )
 
@@ -63,6 +64,20 @@ def test_resumed_equals_uninterrupted(tmp_path, method, executor):
     settings = {"rounds": 7, "participation": 0.6, "checkpoint_every": 2, "executor": executor, "lr_decay": 0.9}
     checkpoint = Checkpoint(tmp_path / "run.safetensors", "key")
     assert_resumes(lambda: toys.training(toys.composition(method), **settings), checkpoint)
+
+
+def test_what_unseen_clients_scored_in_their_best_round_survives(tmp_path):
+    """Their best round is the first, so that only the checkpoint can know it."""
+
+    def make():
+        return toys.training(fed=toys.federation(unseen=2), rounds=7, checkpoint_every=2, lr=0.3, seed=2)
+
+    whole = make()
+    whole.run()
+    unseen = whole.progress.unseen["val"].take(slice(3, None))
+    assert unseen.pooled()["accuracy"] == max(h["unseen/val/accuracy"] for h in whole.progress.history[:2])
+    assert whole.progress.unseen["val"].loss.tolist() != whole.progress.last["val"].loss.tolist()
+    assert_resumes(make, Checkpoint(tmp_path / "run.safetensors", "key"))
 
 
 def test_a_checkpoint_of_another_run_or_half_a_file_is_ignored(tmp_path):

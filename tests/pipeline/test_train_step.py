@@ -9,6 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks import partition, plan, prepare, pseudo, train, virtual
+from tasks.run_writer import write_run
+from tests import toys
 from tests.pipeline.test_bad_input import PARTITION, PLAN
 
 
@@ -40,6 +42,25 @@ def test_files_agree_with_each_other(trained, project):
     assert pooled == pytest.approx(metrics["personal/test/accuracy"])
     assert clients["participations"] == [3] * 5
     assert not list(project.folder.rglob(".checkpoints/*"))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedavg_ft"])
+def test_selected_scores_are_those_of_the_round_that_each_view_selects(tmp_path, method):
+    """Clients that train and unseen ones select different rounds here; per client and over clients figures agree."""
+    training = toys.training(toys.composition(method), toys.federation(unseen=2), rounds=7, lr=0.3, seed=2)
+    write_run(tmp_path, {}, {}, training, training.run())
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert metrics["selected/personal/round"] != metrics["selected/unseen/round"]
+    clients = {
+        name: np.array(values) for name, values in pq.read_table(tmp_path / "clients.parquet").to_pydict().items()
+    }
+    for view, is_late in (("personal", False), ("unseen", True)):
+        own = clients["unseen"] == is_late
+        for split in ("val", "test"):
+            mean = clients[f"selected/{split}/accuracy"][own].mean()
+            assert mean == pytest.approx(metrics[f"selected/{view}/{split}/client_mean"])
+            mean = np.average(clients[f"selected/{split}/loss"][own], weights=clients[f"num_{split}"][own])
+            assert mean == pytest.approx(metrics[f"selected/{view}/{split}/loss"])
 
 
 def test_the_same_run_is_the_same_bytes_but_for_times(trained):
