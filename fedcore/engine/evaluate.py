@@ -115,7 +115,7 @@ class Scorer:
         sizes = np.array([len(r) for r in rows], np.int64)
         each = [np.concatenate(rows[begin : begin + len(SPLITS)]) for begin in range(0, len(rows), len(SPLITS))]
         copied = num_bytes(not_shared([(m.params | m.buffers) for m in models]))
-        if len(models) == 1 or (self._on_cpu and (self.net.has_convolutions or copied > _SMALL)):
+        if len(models) == 1 or not sizes.any() or (self._on_cpu and (self.net.has_convolutions or copied > _SMALL)):
             pieces = [
                 piece for m, r in zip(models, each, strict=True) for piece in self._pieces(m.params, m.buffers, r)
             ]

@@ -25,7 +25,7 @@ _CHUNK = 128  # of one client
 def score_rows(
     forward: Forward, read: Read, examples: Examples, models: Sequence[Model], rows: Sequence[NDArray[np.int64]]
 ) -> tuple[dict[str, NDArray[np.bool_]], NDArray[np.float64]]:
-    """Return what `read` finds on the rows of every model's client, client after client.
+    """Return what `read` finds on the rows of every model's client, client after client; not for no rows at all.
 
     The client with the most rows comes first, so that those who have some left are always the first ones, and only
     last chunks are padded.

@@ -23,12 +23,13 @@ COMPOSED = {
 class _Ragged:
     """The toy federation, of whose clients some keep no row at all, or none of a split."""
 
-    def __init__(self, federation):
+    def __init__(self, federation, counts=None):
         self.dataset = federation.dataset
+        self._counts = counts or {"val": (0, 4, 0, 1, 3), "test": (1, 6, 0, 5, 0)}
         self._rows = federation.rows
 
     def rows(self, client, split):
-        return self._rows(client, split)[: {"val": (0, 4, 0, 1, 3), "test": (1, 6, 0, 5, 0)}[split][client]]
+        return self._rows(client, split)[: self._counts[split][client]]
 
 
 def _scores(work, together, *, ragged=False):
@@ -81,6 +82,18 @@ def test_together_is_one_by_one_for_models_and_clients_of_every_size(model, smal
     _agree(one, other)
     assert other["val"].examples.tolist() == [0, 4, 0, 1, 3]
     assert other["test"].examples.tolist() == [1, 6, 0, 5, 0]
+
+
+@pytest.mark.parametrize("counts", [(0, 0, 4, 4, 3), (4, 4, 0, 0, 3), (0, 0, 0, 0, 0)])
+def test_a_group_without_rows_has_the_same_readings(counts):
+    """Clients go two by two; one by one they have had them all along."""
+    work = toys.training(toys.composition(*COMPOSED["vhl"]), dtype=torch.float64, rounds=1)
+    work.run()
+    work.scorer.federation = _Ragged(work.federation, {"val": (0,) * 5, "test": counts})
+    one, other = _scores(work, 1), _scores(work, 2)
+    _agree(one, other)
+    assert other["test"].examples.tolist() == list(counts)
+    assert "natural" in other["test"].readings
 
 
 def test_models_that_do_not_fit_are_scored_fewer_at_a_time(monkeypatch):
