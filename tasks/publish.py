@@ -232,7 +232,8 @@ def summarise_runs(metrics: list[Mapping[str, float]]) -> dict[str, float]:
     Parameters
     ----------
     metrics : one mapping per seed
-        Content of each run's ``metrics.json``. Figures chosen on the test split (``best``, ``top5``) are left out.
+        Content of each run's ``metrics.json``. Figures chosen on the test split (``best``, ``top5``, ``best_on_test``)
+        are left out.
 
     Returns
     -------
@@ -245,7 +246,7 @@ def summarise_runs(metrics: list[Mapping[str, float]]) -> dict[str, float]:
     for name in sorted(metrics[0]):
         values = [as_number(one.get(name)) for one in metrics]
         numbers = [value for value in values if value is not None and math.isfinite(value)]
-        if name == "round" or name.startswith(("best/", "top5/")) or len(numbers) < len(metrics):
+        if name == "round" or name.startswith(("best/", "top5/", "best_on_test/")) or len(numbers) < len(metrics):
             continue
         summary = summarise(numbers)
         figures = {"mean": summary.mean, "std": summary.std, "low": summary.low, "high": summary.high}

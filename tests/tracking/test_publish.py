@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedcore.engine.summary import summarise
 from tasks import publish as step
 from tasks.publish import publish, summarise_runs
 from tasks.tracking import MlflowTracker
@@ -171,6 +172,14 @@ def test_the_summary_holds_mean_deviation_and_interval_over_seeds(project: Proje
     single = runs_by_name(client, "summary")["local"].data.metrics
     assert single["selected/personal/test/accuracy/mean"] == 0.5
     assert "selected/personal/test/accuracy/std" not in single
+
+
+def test_a_summary_has_nothing_chosen_on_the_test_split() -> None:
+    row = {"round": 1.0, "personal/test/accuracy": 0.5, "personal/test/client_mean": 0.5}
+    run = summarise([{**row, "best_on_test/test/client_mean": 0.9}], 10)
+    names = {name.split("/")[0] for name in run}
+    assert {"best", "top5", "best_on_test"} < names
+    assert {name.split("/")[0] for name in summarise_runs([run, run])} == {"model", "personal", "selected"}
 
 
 def test_a_further_seed_makes_a_new_summary_that_takes_the_runs_over(project: Project, client: Any) -> None:
