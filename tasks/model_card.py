@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 WORST = 10  # clients in the table of those who do worst
 _CLASSES = 20  # class names that are listed
-_Z = 1.959964  # of a two-sided 95 % interval
 _NATURAL = "test/accuracy_natural"  # of methods with outputs beyond the task's classes: those outputs left out
 _FIGURES = {
     "global": ("val/accuracy", "test/accuracy", _NATURAL),
@@ -193,14 +192,18 @@ def _worst(subject: Subject, federation: Federation) -> str:
     order = [int(c) for c in np.argsort(np.where(np.isnan(found), np.inf, found), kind="stable") if tests[c] > 0]
     names, rows = federation.dataset.class_names, []
     for client in order[:WORST]:
-        low, high = wilson(round(found[client] * tests[client]), int(tests[client]))
         most = int(counts[client].argmax())
         share = counts[client][most] / max(counts[client].sum(), 1)
         cells = (client, trains[client], int((counts[client] > 0).sum()), f"{names[most]} ({share:.0%})", tests[client])
-        rows.append((*map(str, cells), _percent(found[client]), f"{_percent(low)} to {_percent(high)}"))
-    head = ("client", "train examples", "classes", "most frequent class", "test examples", "test accuracy", "95 %")
-    text = f"The {len(rows)} clients with the lowest test accuracy of this version, of {len(order)} that have examples."
-    return f"{text} The interval is Wilson's, over the client's test examples.\n\n{_table(head, rows)}"
+        rows.append((*map(str, cells), _percent(found[client])))
+    head = ("client", "train examples", "classes", "most frequent class", "test examples", "test accuracy")
+    # No interval: the usual ones hold for a client named beforehand, not for the lowest of many.
+    text = (
+        f"The {len(rows)} clients with the lowest test accuracy of this version, of {len(order)} that have examples."
+        " They were chosen by that accuracy: the more were left out, the larger is the part of chance, and the more"
+        " is to be expected on other examples of theirs."
+    )
+    return f"{text}\n\n{_table(head, rows)}"
 
 
 def _limits(subject: Subject, federation: Federation, lineage: Mapping[str, Any]) -> str:
@@ -229,14 +232,6 @@ def _limits(subject: Subject, federation: Federation, lineage: Mapping[str, Any]
     if lineage.get("clean") is False:
         lines.append(f"The run is marked: {lineage.get('why')}.")
     return "\n".join(f"- {line}" for line in lines)
-
-
-def wilson(correct: int, count: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share, for `correct` of `count` >= 1."""
-    share, z2 = correct / count, _Z**2
-    centre = (share + z2 / (2 * count)) / (1 + z2 / count)
-    half = _Z / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count**2))
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def _percent(value: float) -> str:

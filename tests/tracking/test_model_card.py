@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tasks.model_card import wilson
 from tasks.register import register
 from tests.tracking.conftest import Project
 from tests.tracking.test_promotion import CLIENTS, Registered
@@ -42,6 +39,9 @@ def test_a_version_carries_its_card(project: Project, client: Any) -> None:
     assert "| of them used | 24 train, 24 validation, 24 test |" in text
     assert "![examples by label and client](partition.png)" in text
     assert f"The {CLIENTS} clients with the lowest test accuracy" in text
+    worst = text.split("## Who does worst")[1].split("##")[0]
+    assert "They were chosen by that accuracy" in worst
+    assert "95 %" not in worst, "an interval for a client named beforehand is none for the lowest of many"
     assert "2 seed(s): little is known" in text
     assert "`c0ffee`" in text
     assert "<table>" in html
@@ -52,9 +52,3 @@ def test_a_version_carries_its_card(project: Project, client: Any) -> None:
     assert text.startswith("# digits-global: fedavg, seed 1\n\nOne model for everybody")
     assert len(version.description) < 5000
     assert version.tags["file.model.safetensors"]
-
-
-def test_wilsons_interval() -> None:
-    """8 of 10: centre (0.8 + 0.19207) / 1.38415 = 0.71675, half width 0.22656; 0 of 4 starts at 0."""
-    assert wilson(8, 10) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
-    assert wilson(0, 4)[0] == 0.0
