@@ -243,7 +243,7 @@ class _OwnFiles(Source):
 
     files: Annotated[list[str], Field(min_length=1)]  # train rows, in this order
     test_files: list[str] = []  # official test rows, if there are any
-    standardise: bool = True  # features to mean 0 and deviation 1 over the train rows; false: as they are
+    standardise: bool = True  # features to mean 0 and deviation 1 over the rows of `files`; false: as they are
 
 
 class _OwnTable(_OwnFiles, _OwnColumns):
