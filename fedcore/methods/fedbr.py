@@ -58,6 +58,7 @@ class Fedbr(Method):
     -----
     client  first [P, ...]  sums of the rows that the round's first step mixed into each pseudo row, begun []  whether
                             there was one; scratch of a round (``stale`` with `mixture`)
+            buffers         the received model's running statistics, scratch of a round (batch normalisation)
     every client holds resource ``pseudo``: x [S, P, ...] model inputs, y [S, P, Y] soft labels, S sets of
     which round r uses set r modulo S
 
@@ -67,8 +68,8 @@ class Fedbr(Method):
                 makes of the printed 2; Algorithm 1's line for the head is read with the whole loss. Pseudo rows are
                 a window at a random offset, wrapped round, so a short batch uses each at most once. The max step is
                 plain gradient ascent whatever momentum and weight decay are set, and is skipped with mu = 0. The
-                received model's features are taken in evaluation mode. The paper trains FedBR without momentum, its
-                baselines with 0.9. Preset ``paper`` is its CIFAR setting.
+                received model's features are taken in evaluation mode, with the running statistics it came with. The
+                paper trains FedBR without momentum, its baselines with 0.9. Preset ``paper`` is its CIFAR setting.
     Source      Guo et al., ICML 2023, eq. 2-5, Algorithm 1. https://arxiv.org/abs/2205.13462
     """
 
@@ -117,11 +118,14 @@ class Fedbr(Method):
         return drawn
 
     def start(self, net: Net, params: Params, state: State, view: View) -> tuple[Params, State]:
-        """Have mixed nothing in this round."""
-        if not self._keeps_first:
-            return params, state
-        x = view.resources["pseudo"]["x"][0]
-        return params, {"first": torch.zeros_like(x), "begun": x.new_zeros(())}
+        """Note the received model's running statistics; have mixed nothing in this round."""
+        noted: State = {}
+        if self.mu and net.buffers:
+            noted["buffers"] = {n: b.clone() for n, b in net.buffers.items()}
+        if self._keeps_first:
+            x = view.resources["pseudo"]["x"][0]
+            noted.update({"first": torch.zeros_like(x), "begun": x.new_zeros(())})
+        return params, noted
 
     def loss(self, fit: Fit, net: Net, params: Params, state: State, batch: Batch, view: View) -> tuple[Tensor, State]:
         """Take the max step, and return the min step's loss with the new P."""
@@ -148,7 +152,7 @@ class Fedbr(Method):
         if self.pseudo_strength:
             total = total + self.pseudo_strength * batch.mean(soft_cross_entropy(generated.logits, y))
         if self.mu:
-            received = net.bind(net.buffers, training=False).features(view.anchor, seen).detach()
+            received = net.bind(state.get("buffers", {}), training=False).features(view.anchor, seen).detach()
             if self.max_step and self.projection:
                 pseudo_features, own_features = generated.features.detach(), natural.features.detach()
                 slopes = fit.slopes(
@@ -195,4 +199,4 @@ def _with_first(state: State, sums: Tensor, places: Tensor, batch: Batch) -> Sta
     """
     found = sums[places % len(places) % batch.mask.sum().long()]
     first = torch.where(state["begun"] > 0, state["first"], found)
-    return {"first": first, "begun": torch.ones_like(state["begun"])}
+    return {**state, "first": first, "begun": torch.ones_like(state["begun"])}

@@ -1,5 +1,6 @@
 """FedBR against its Algorithm 1 in plain loops, the bounds and gradients of its contrast, and its ablations."""
 
+import copy
 import math
 
 import pytest
@@ -106,6 +107,57 @@ def test_equals_the_papers_algorithm(executor, case):
         models = [local_steps(work, x, i, round, **used) for i in clients]
         x = twins.mean(models, [1 / len(clients)] * len(clients))
     assert toys.distance(work.run().server.params, x) < 1e-10
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("mixture", [0, 1])
+def test_the_received_model_keeps_its_running_statistics(executor, mixture):
+    """A twin of modules: the received one stays in evaluation mode, as it was, while the local one's statistics move.
+
+    With a mixture its features are `stale`: those of the first step's mixed rows, a single value a round.
+    """
+    composed = toys.composition("fedbr", mu=2.0, mixture=mixture, global_features="stale")
+    work = toys.training(
+        composed,
+        toys.federation((40, 24), image=True),
+        toys.net({"name": "cnn", "norm": "batch", "channels": [3, 4], "hidden": 5}, image=True),
+        last_batch="wrap",  # which the whole batches of these sizes do not need
+        executor=executor,
+        dtype=torch.float64,
+    )
+    outcomes = work._local([0, 1], 0, work.composition.phases(work.train), "batches")
+    for i, outcome in enumerate(outcomes):
+        local = copy.deepcopy(work.net._modules.template).train()
+        received = copy.deepcopy(local).eval()
+        theta = {n: p.clone().requires_grad_() for n, p in named(work.initial, "disc.").items()}
+        pseudo, random, steps = work.resources["pseudo"], stream(0, "draws/method", 0, i), (40, 24)[i] // 8
+        offsets, partners = random.integers(0, 2**62, steps), random.integers(0, 2**62, (steps, 1, 8))
+        held = {}
+        for step, (inputs, labels) in enumerate(twins.batches(work, i, 0)):
+            inputs, rows = (inputs - 128) / 32, [int((offsets[step] + b) % 11) for b in range(8)]
+            x_p, y_p = pseudo["x"][0][rows], pseudo["y"][0][rows]
+            frozen = received.body(x_p).detach()
+            if mixture:
+                chosen = partners[step, 0] % 8
+                for j in range(11) if step == 0 else ():
+                    place = int((j - int(offsets[0] % 11)) % 11) % 8
+                    held[j] = received.body((pseudo["x"][0][[j]] + inputs[[chosen[place]]]) / 2).detach()[0]
+                x_p = (x_p + inputs[chosen]) / 2
+                y_p = (y_p + torch.eye(3).double()[labels[chosen]]) / 2
+                frozen = torch.stack([held[j] for j in rows])
+            z, z_p = local.body(torch.cat([inputs, x_p])).split(8)
+            slopes = twins.slopes(contrast(theta, z_p.detach(), z.detach(), frozen), theta)
+            theta = {n: (p + 0.1 * slopes[n]).detach().requires_grad_() for n, p in theta.items()}
+            soft = -(y_p * torch.log_softmax(local.head(z_p), 1)).sum(1).mean()
+            loss = cross_entropy(local.head(z), labels) + soft + 2 * contrast(theta, z_p, z, frozen)
+            leaves = dict(local.named_parameters())
+            slopes = twins.slopes(loss, leaves)
+            with torch.no_grad():
+                for n, p in leaves.items():
+                    p -= 0.1 * slopes[n]
+        expected = {**local.state_dict(), **{f"disc.{n}": p.detach() for n, p in theta.items()}}
+        assert toys.distance({**outcome.params, **outcome.buffers}, expected) < 1e-10
+        assert toys.distance(outcome.buffers, dict(received.named_buffers())) > 0.1
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
