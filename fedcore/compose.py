@@ -138,6 +138,10 @@ class Composition:
 
     # --- objective ---
 
+    def active(self, round: int) -> dict[str, Method | Addon]:
+        """Return the parts that may change the loss of a round: in a set-up round those that asked for it."""
+        return {name: part for name, part in self._parts() if round >= -part.setup_rounds}
+
     def draws(
         self, net: Net, seed: int, phase: Phase, round: int, client: int, steps: int, batch_size: int, info: ClientInfo
     ) -> dict[str, Any]:
@@ -232,9 +236,12 @@ class Composition:
         return (*own, *self.method.phases(train))
 
     def setup_phases(self, train: Train) -> tuple[Phase, ...]:
-        """Return the phases of a set-up round: plain training, then what the add-ons look at."""
+        """Return the phases of a set-up round: plain training, then what the add-ons look at.
+
+        A method that asks for set-up rounds trains in them as it always does.
+        """
         looks = [replace(p, owner=name, learns=False) for name, a in self.addons.items() for p in a.setup_phases(train)]
-        return (Phase(), *looks)
+        return (Phase(plain=not self.method.setup_rounds), *looks)
 
     def _parts(self) -> list[tuple[str, Method | Addon]]:
         return [(METHOD, self.method), *self.addons.items()]

@@ -24,7 +24,8 @@ METHOD = "method"  # the method's name in state trees; add-ons go by their own
 class ComposedLoss:
     """What a `Method.loss` sees as `fit` (see `fedcore.methods.base.Fit`).
 
-    Lives for one step and remembers the add-ons' new states.
+    Lives for one step and remembers the add-ons' new states. In a set-up round only the parts that asked for it change
+    the task's loss.
     """
 
     def __init__(self, composition: Composition, net: Net, state: State, view: View, differentiate: Differentiate):
@@ -33,6 +34,8 @@ class ComposedLoss:
         self._net = net
         self._before = state
         self._view = view
+        self._active = composition.active(view.round)
+        self._addons = {name: addon for name, addon in composition.addons.items() if name in self._active}
         self.state: State = dict(state)
 
     def __call__(self, params: Params, batch: Batch) -> Tensor:
@@ -45,7 +48,7 @@ class ComposedLoss:
 
     def mix(self, batch: Batch) -> Batch:
         """Return the batch as the add-ons mix it."""
-        for name, addon in self._composition.addons.items():
+        for name, addon in self._addons.items():
             batch = addon.mix(batch, part_view(self._view, name))
         return batch
 
@@ -58,7 +61,7 @@ class ComposedLoss:
         self, params: Params, batch: Batch, joined: Mapping[str, Tensor]
     ) -> tuple[Tensor, Output, dict[str, Output]]:
         """Return the loss, and what the model says of the batch and of every part's rows."""
-        parts = [(name, addon, part_view(self._view, name)) for name, addon in self._composition.addons.items()]
+        parts = [(name, addon, part_view(self._view, name)) for name, addon in self._addons.items()]
         batch = self.mix(batch)
         extra = {name: addon.rows(batch, view) for name, addon, view in parts}
         joined = {**{name: rows for name, rows in extra.items() if rows is not None}, **joined}
@@ -66,7 +69,9 @@ class ComposedLoss:
         x = torch.cat([batch.x, *joined.values()]) if joined else batch.x
         output, *others = _split(self._composition.forward(self._net, params, x, self._view), sizes)
         rows = dict(zip(joined, others, strict=True))
-        logits = self._composition.method.logits(output.logits, part_view(self._view, METHOD))
+        logits = output.logits
+        if METHOD in self._active:
+            logits = self._composition.method.logits(logits, part_view(self._view, METHOD))
         for _, addon, view in parts:
             logits = addon.logits(logits, view)
         total = batch.mean(task_losses(logits, batch))

@@ -29,8 +29,9 @@ class Dbe(Addon):
     Features:    z = f(x) + b_i                                   (PRBM; b_i personal and trained)
     Moving mean: m <- (1 - momentum) * m + momentum * mean_B f(x)  (starts at 0 in every round)
     Loss:        CE(g(z), y) + kappa * mean_d 1/2 (m - m_bar)^2    (mean regularisation)
-    Set-up:      every client trains one plain round from the initial model; m_bar is the mean of their final m,
-                 weighted by examples; the trained weights are discarded.
+    Set-up:      every client trains one round of plain cross-entropy from the initial model, whatever the method and
+                 the other add-ons; m_bar is the mean of their final m, weighted as models are (train.weighting); the
+                 trained weights are discarded.
 
     Parameters
     ----------

@@ -104,7 +104,7 @@ class Learning(NamedTuple):
     """What learns in a phase, and how."""
 
     names: tuple[str, ...]
-    is_addons: bool  # an add-on's own phase: plain steps on the composed loss, whatever the method makes of a step
+    is_plain: bool  # plain steps on the loss without the method's part in it, whatever the method makes of a step
 
 
 class LocalTraining:
@@ -137,7 +137,7 @@ class LocalTraining:
         learning = self._learning.get(phase)
         if learning is None:
             names = tuple(n for n in params if self.composition.is_trained(self.net, n, phase))
-            learning = self._learning[phase] = Learning(names, phase.owner is not None)
+            learning = self._learning[phase] = Learning(names, phase.plain or phase.owner is not None)
         return learning
 
     def enter(self, carry: Tree, phase: Phase) -> tuple[Tree, Learning]:
@@ -155,7 +155,7 @@ class LocalTraining:
         if self._augmentation is not None:
             batch = self._augmentation(batch)
         local = _Local(self, carry, view, learning, differentiate)
-        method = _PLAIN if learning.is_addons else self.composition.method
+        method = _PLAIN if learning.is_plain else self.composition.method
         own = view._replace(server=view.server["method"])
         net = self.net.bind(carry["buffers"], training=False)
         params, state = method.step(local, net, carry["params"], carry["state"]["method"], batch, own)
@@ -200,7 +200,7 @@ class _Local:
         self._training = training
         self._view = view
         self._trained = learning.names
-        self._is_addons = learning.is_addons
+        self._is_plain = learning.is_plain
         self._differentiate = differentiate
         self.buffers: Params = carry["buffers"]
         self.momentum: Params = carry["momentum"]
@@ -213,7 +213,7 @@ class _Local:
 
         def objective(trained: Params) -> tuple[Tensor, Tree]:
             bound = net.bind(self.buffers, training=bool(self._trained))
-            loss_of = composition.plain_loss if self._is_addons else composition.loss
+            loss_of = composition.plain_loss if self._is_plain else composition.loss
             loss, after = loss_of(bound, {**params, **trained}, before, batch, self._view, self._differentiate)
             return loss, {"state": after, "buffers": bound.buffers}
 
@@ -224,7 +224,7 @@ class _Local:
             return {}, self.state["method"]
         gradient, self.loss, rest = self._differentiate(objective, {n: params[n] for n in self._trained})
         self.state, self.buffers = rest["state"], rest["buffers"]
-        if not self._is_addons:
+        if not self._is_plain:
             gradient = composition.correct(net, gradient, params, self.state, self._view)
         return gradient, self.state["method"]
 

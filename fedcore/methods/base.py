@@ -77,6 +77,8 @@ class Phase:
         Without it nothing is trained: the model is in evaluation mode, and every row is seen once an epoch.
     owner : str or None
         The add-on whose phase it is, set by the composition; None is the method's.
+    plain : bool
+        Plain steps on the add-ons' loss, whatever the method and `correct` make of it, as in add-ons' own phases.
     """
 
     name: str = "train"
@@ -86,6 +88,7 @@ class Phase:
     steps: int | None = None
     learns: bool = True
     owner: str | None = None
+    plain: bool = False
 
 
 @dataclass(frozen=True)

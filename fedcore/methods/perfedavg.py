@@ -64,9 +64,7 @@ class PerFedAvg(Method):
     def step(
         self, local: Local, net: Net, params: Params, state: State, batch: Batch, view: View
     ) -> tuple[Params, State]:
-        """Take a meta-step; an inner step when adapting, a plain one in add-ons' set-up rounds."""
-        if view.round < 0:
-            return super().step(local, net, params, state, batch, view)
+        """Take a meta-step; an inner step when adapting."""
         if view.phase == "adapt":
             gradient, state = local.gradient(params, state, batch)
             return _moved(params, gradient, -self.alpha), state

@@ -85,6 +85,38 @@ def check_against_plain_loops(executor, momentum, init_mean, train, optimiser):
         torch.testing.assert_close(progress.store.get(i)["params"]["dbe.bias"], bias[i], rtol=0, atol=1e-10)
 
 
+SET_UPS = {
+    "prox": ("fedavg", {"prox": {"mu": 2.0}}, {}),
+    "calibration": ("fedavg", {"calibration": {}}, {}),
+    "mixup": ("fedavg", {"mixup": {"alpha": 1.0}}, {}),
+    "restricted softmax": ("fedavg", {"restricted_softmax": {"alpha": 0.0}}, {}),
+    "fedbr": ("fedbr", {}, {"mixture": 1}),
+    "pfedme": ("pfedme", {}, {}),
+    "double softmax": ("lg_fedavg", {}, {"double_softmax": True, "update": "sequential"}),
+}
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("init_mean", ["last_batch", "full_pass"])
+@pytest.mark.parametrize("name", SET_UPS)
+def test_whatever_else_there_is_the_set_up_round_is_plain_sgd_on_the_cross_entropy(executor, init_mean, name):
+    """In plain loops: of no other part's loss, of unmixed inputs, of clients with few and no examples of a class."""
+    method, add, settings = SET_UPS[name]
+    composed = toys.composition(method, {**add, "dbe": {"init_mean": init_mean}}, **settings)
+    fed = toys.federation((20, 9, 2, 31, 1))
+    work = toys.training(composed, fed, rounds=1, dtype=torch.float64, weighting="examples", executor=executor)
+    means = []
+    for i in range(5):
+        w = twins.leaves({n: p for n, p in work.initial.items() if n in work.net.initial_params})
+        for inputs, labels in twins.batches(work, i, -1):
+            z = twins.features(w, inputs)
+            g = twins.slopes(cross_entropy(twins.classify(w, z), labels), w)
+            w = twins.leaves({n: w[n] - 0.1 * g[n] for n in w})
+        means.append(twins.features(w, twins.rows(work, i)[0]).mean(0) if init_mean == "full_pass" else z.mean(0))
+    expected = sum(n * m.detach() for n, m in zip((20, 9, 2, 31, 1), means, strict=True)) / 63
+    torch.testing.assert_close(work.run().server.state["dbe"]["mean"], expected, rtol=0, atol=1e-12)
+
+
 def test_moving_mean_goldens():
     """mu = .1, batch means (2, 0) then (1, 1), consensus (1, -1), kappa = 1, B = 2, D = 2.
 
