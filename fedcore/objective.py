@@ -79,7 +79,7 @@ class ComposedLoss:
             if type(addon).penalty is Addon.penalty:
                 continue
             before = self._before[name]
-            seen, also = _at(output, addon.place), rows.get(name)
+            seen, also = _at(output, addon.place)._replace(logits=logits), rows.get(name)
             also = also and _at(also, addon.place)
             term, self.state[name] = addon.penalty(self._net, params, before, batch, seen, also, view)
             total = total + term

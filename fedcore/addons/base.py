@@ -126,7 +126,7 @@ class Addon:
         Parameters
         ----------
         output : Output
-            Of the batch.
+            Of the batch; its logits are those the cross-entropy got, as all parts made them.
         rows : Output or None
             Of its own `rows`.
         """

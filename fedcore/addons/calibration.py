@@ -80,7 +80,7 @@ class Calibration(Addon):
         """Add log(1 - softmax(u)_y), which takes the true class out of the denominator."""
         if self.denominator == "all":
             return 0.0, state
-        u = self.logits(output.logits, view)
+        u = output.logits
         true = batch.y[..., None] == torch.arange(u.shape[-1], device=u.device)
         others = torch.logsumexp(u.masked_fill(true, -torch.inf), -1)
         return batch.mean(others - torch.logsumexp(u, -1)), state

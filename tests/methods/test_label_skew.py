@@ -9,6 +9,7 @@ from fedcore.addons.calibration import Calibration
 from fedcore.addons.restricted_softmax import RestrictedSoftmax
 from fedcore.types import Batch, ClientInfo, Output, View, cross_entropy
 from tests import toys
+from tests.methods import twins
 
 EXECUTORS = ["serial", "stacked"]
 F = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64)
@@ -24,8 +25,9 @@ def _view(counts, total=None):
 def _loss(addon, logits, y, counts, total=None):
     view, labels = _view(counts, total), torch.tensor(y)
     batch = Batch(logits, labels, torch.ones(len(labels), dtype=torch.float64), {})
-    term, _ = addon.penalty(None, {}, {}, batch, Output(logits, logits), None, view)
-    return batch.mean(cross_entropy(addon.logits(logits, view), labels)) + term
+    u = addon.logits(logits, view)
+    term, _ = addon.penalty(None, {}, {}, batch, Output(logits, u), None, view)
+    return batch.mean(cross_entropy(u, labels)) + term
 
 
 @pytest.mark.parametrize(
@@ -127,3 +129,29 @@ def test_executors_agree_on_clients_that_miss_classes(settings):
     plain = toys.run(None, fed, dtype=torch.float64, rounds=2)
     assert toys.distance(one.server.params, other.server.params) < 1e-10
     assert toys.distance(one.server.params, plain.server.params) > 1e-4
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("changed", ["double softmax", "restricted softmax"])
+def test_the_true_class_leaves_the_softmax_of_the_logits_as_other_parts_made_them(executor, changed):
+    """One step on all of a client's rows, of -u_y + log sum_{c != y} e^u_c written out; the client lacks a class."""
+    twice = changed == "double softmax"
+    add = {"calibration": {"denominator": "others", "missing": "clamp"}}
+    if not twice:
+        add["restricted_softmax"] = {"alpha": 0.25}
+    composed = toys.composition("lg_fedavg" if twice else "fedavg", add, **({"double_softmax": True} if twice else {}))
+    work = toys.training(composed, toys.federation((9, 2)), executor=executor, dtype=torch.float64, batch_size=9)
+    for outcome in work._local([0, 1], 0, work.composition.phases(work.train), "batches"):
+        x, y = twins.rows(work, outcome.client)
+        counts = torch.tensor([float((y == c).sum()) for c in range(3)], dtype=torch.float64)
+        w = twins.leaves(work.initial)
+        f = twins.classify(w, twins.features(w, x))
+        u = (f.exp() / f.exp().sum(1, keepdim=True) if twice else f) - counts.clamp(min=1) ** -0.25
+        if not twice:
+            u = u * torch.where(counts > 0, 1.0, 0.25)
+        losses = [torch.log(sum(u[b, c].exp() for c in range(3) if c != y[b])) - u[b, y[b]] for b in range(len(y))]
+        loss = sum(losses) / len(y)
+        slopes = twins.slopes(loss, w)
+        assert float(outcome.loss) == pytest.approx(float(loss.detach()), abs=1e-12)
+        assert toys.distance(outcome.params, {n: (p - 0.1 * slopes[n]).detach() for n, p in w.items()}) < 1e-12
+    assert int((counts == 0).sum()) == 1
