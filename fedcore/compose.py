@@ -52,6 +52,15 @@ class Composition:
         """Raise ValueError if a part cannot run with this model or training section."""
         for _, part in self._parts():
             part.check(net, train)
+        comparing = [
+            self.name if part is self.method else name for name, part in self._parts() if part.compares_features
+        ]
+        for name, addon in self.addons.items():
+            if addon.changes_body and comparing:
+                raise ValueError(
+                    f"add.{name}.layer: '{addon.place}' is inside the body, whose features {comparing[0]} compares with"
+                    " those of other models, which have no such change; use null, the whole body"
+                )
 
     def check_resources(self, resources: State, num_classes: int) -> None:
         """Raise ValueError if what every client holds does not go with an add-on and the labels."""

@@ -36,6 +36,16 @@ class Addon:
         """The layer whose output it looks at and may change; None is the whole body's."""
         return None
 
+    @property
+    def changes_body(self) -> bool:
+        """Whether its `features` change what goes on inside the body."""
+        return False
+
+    @property
+    def compares_features(self) -> bool:
+        """Whether it compares the body's features with those of other models, without the changes of add-ons."""
+        return False
+
     def num_outputs(self, num_classes: int) -> int:
         """Return how many outputs it adds to the model's head."""
         return 0

@@ -42,7 +42,8 @@ class Dbe(Addon):
     prbm : bool, default True
         Whether b_i exists; False is mean regularisation alone.
     layer : str or None
-        Where the body is split: the layer whose output is f(x); what follows it is g. None: the whole body.
+        Where the body is split: the layer whose output is f(x); what follows it is g. None: the whole body, as MOON and
+        FedBR need it unless ``prbm`` is False.
     init_mean : {"last_batch", "full_pass"}
         A client's mean in the set-up round: the last moving mean, as in the code (the last batch's with ``momentum``
         1); or over all its examples under the trained weights, in evaluation mode, as in the paper's text.
@@ -87,6 +88,11 @@ class Dbe(Addon):
     def place(self) -> str | None:
         """Look at f(x)."""
         return self.layer
+
+    @property
+    def changes_body(self) -> bool:
+        """Add b_i inside the body where there is a layer."""
+        return self.prbm and self.layer is not None
 
     def check(self, net: Net, train: Train) -> None:
         """Refuse a layer the model does not have."""

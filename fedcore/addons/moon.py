@@ -53,6 +53,11 @@ class Moon(Addon):
         },
     }
 
+    @property
+    def compares_features(self) -> bool:
+        """Compare with the received and the previous model's."""
+        return self.mu > 0
+
     def init_client(self, net: Net, params: Params) -> State:
         """Have seen nothing."""
         seen = next(iter(params.values())).new_zeros(())

@@ -112,6 +112,11 @@ class Method:
         """Names of the resources it uses."""
         return ()
 
+    @property
+    def compares_features(self) -> bool:
+        """Whether it compares the body's features with those of other models, without the changes of add-ons."""
+        return False
+
     # --- 0 names: which parameters exist, travel, learn ---
 
     def extra_params(self, net: Net, generator: np.random.Generator) -> Params:

@@ -96,6 +96,11 @@ class Fedbr(Method):
         """Use pseudo data."""
         return ("pseudo",)
 
+    @property
+    def compares_features(self) -> bool:
+        """Compare with the received model's."""
+        return self.mu > 0
+
     def extra_params(self, net: Net, generator: np.random.Generator) -> Params:
         """Bring P, drawn as `torch.nn.Linear` draws."""
         if not self.projection:
@@ -119,10 +124,8 @@ class Fedbr(Method):
 
     def start(self, net: Net, params: Params, state: State, view: View) -> tuple[Params, State]:
         """Note the received model's running statistics; have mixed nothing in this round."""
-        noted: State = {}
-        if self.mu and net.buffers:
-            noted["buffers"] = {n: b.clone() for n, b in net.buffers.items()}
-        if self._keeps_first:
+        noted: State = {"buffers": {n: b.clone() for n, b in net.buffers.items()}}
+        if self.mixture and self.global_features == "stale":
             x = view.resources["pseudo"]["x"][0]
             noted.update({"first": torch.zeros_like(x), "begun": x.new_zeros(())})
         return params, noted
@@ -143,7 +146,7 @@ class Fedbr(Method):
         if self.mixture:
             sums, shares = self._partners(fit.mix(batch), y)
             first = sums
-            if self._keeps_first:
+            if self.global_features == "stale":
                 state = _with_first(state, sums, torch.arange(size, device=offset.device) - offset, batch)
                 first = state["first"][rows]
             parts = self.mixture + 1
@@ -152,7 +155,7 @@ class Fedbr(Method):
         if self.pseudo_strength:
             total = total + self.pseudo_strength * batch.mean(soft_cross_entropy(generated.logits, y))
         if self.mu:
-            received = net.bind(state.get("buffers", {}), training=False).features(view.anchor, seen).detach()
+            received = net.bind(state["buffers"], training=False).features(view.anchor, seen).detach()
             if self.max_step and self.projection:
                 pseudo_features, own_features = generated.features.detach(), natural.features.detach()
                 slopes = fit.slopes(
@@ -174,10 +177,6 @@ class Fedbr(Method):
     def finish(self, shared: Params, params: Params, state: State, view: View) -> tuple[State, State]:
         """Keep nothing."""
         return super().finish(shared, params, {}, view)
-
-    @property
-    def _keeps_first(self) -> bool:
-        return self.mixture > 0 and self.global_features == "stale"
 
     def _partners(self, batch: Batch, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sums of the batch's rows that go with each pseudo row [B, ...], and of their labels [B, Y]."""

@@ -268,6 +268,23 @@ def test_refuses_a_layer_that_does_not_exist():
         addon.check(toys.net({"name": "mlp", "hidden": [4, 3]}), toys.training().train)
 
 
+@pytest.mark.parametrize("name", ["moon", "fedbr"])
+def test_a_bias_inside_the_body_is_refused_where_features_are_compared_with_those_of_other_models(name):
+    """They have none of b_i. At the end of the body, without b_i and without the comparison nothing is in the way."""
+
+    def check(mu, **dbe):
+        own = {"mu": mu} if name == "fedbr" else {}
+        add = {"dbe": dbe, **({} if own else {"moon": {"mu": mu}})}
+        composed = toys.composition("fedbr" if own else "fedavg", add, **own)
+        composed.check(toys.net(), toys.training().train)
+
+    with pytest.raises(ValueError, match=rf"add\.dbe\.layer: 'hidden1' .* whose features {name} compares .* use null"):
+        check(1.0, layer="hidden1")
+    check(1.0)
+    check(1.0, layer="hidden1", prbm=False)
+    check(0.0, layer="hidden1")
+
+
 @pytest.mark.parametrize(("form", "kept"), [("add", 1.0), ("mix", 0.2)])
 def test_noise_changes_the_means_that_are_sent(form, kept):
     """q = .8: q e on top of the mean, or of a fifth of it."""
