@@ -69,6 +69,8 @@ class Vhl(Addon):
                 of a round, which is the same for up to five). Only the code has a term with `contrast_virtual`, not
                 eq. 4. In evaluation a virtual class as prediction is an error, as there; ``accuracy_natural`` (over
                 the natural outputs) and ``accuracy_shifted`` (a virtual output counts as its class) come beside it.
+                "vftl" hands over parameters alone: with batch normalisation the running statistics start at their
+                initial values, which passes in evaluation mode use until training has moved them.
     Source      Tang et al., ICML 2022, eq. 4 and Algorithm 1. https://arxiv.org/abs/2206.02465
     """
 
