@@ -66,7 +66,7 @@ class LgFedavg(Method):
                 and the fully connected layers local, the opposite of the text; it has no auxiliary and updates jointly,
                 as here by default. The algorithm prints a(x) for a(h). What add-ons do to batch or features is not in
                 L_f. With momentum the two lines of f move one velocity. "sequential" moves running statistics of batch
-                normalisation twice.
+                normalisation, and what add-ons keep from batch to batch (DBE's moving mean), twice.
     Source      Liang et al., NeurIPS 2019 workshop on federated learning, eq. 16-19. https://arxiv.org/abs/2001.01523
     """
 
