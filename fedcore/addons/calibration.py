@@ -39,7 +39,7 @@ class Calibration(Addon):
 
     Presets     ``paper``: the loss as it is printed, kept finite for a client of one class by ``missing: floor``, and
                 the training section the paper states (5 epochs are ours).
-    Costs       none; global counts are sent once with the model.
+    Costs       none; global counts are sent with every model, one scalar per class.
     Differs     from the paper in the default `denominator`; evaluation uses uncalibrated logits, as there.
     Source      Zhang et al., ICML 2022, eq. 4, 5, 7. https://arxiv.org/abs/2209.00189
     """

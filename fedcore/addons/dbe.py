@@ -62,7 +62,8 @@ class Dbe(Addon):
             total [D]  sum over the examples so far, scratch of the set-up round (``full_pass``)
             noise [D]  e (``noise`` above 0)
 
-    Costs       D scalars up once and down with every model; D scalars per client in the store.
+    Costs       the set-up round: every client receives the model and sends it back, which is discarded, with D scalars
+                each way. D scalars down with every model after; D scalars per client in the store.
     Differs     from the released code: nothing in the default setting (its running means are not bias-corrected,
                 only the current batch carries gradient, all as here) but, with weight decay, momentum or a decaying
                 rate, in `bias_optimiser`. It drops a last batch that is not full, as preset ``paper`` does.

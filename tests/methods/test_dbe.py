@@ -221,8 +221,10 @@ def test_the_bias_never_travels_and_evaluation_adds_it():
     progress = toys.run(toys.composition(add={"dbe": {"kappa": 1.0}}))
     assert "dbe.bias" not in progress.server.params
     plain = toys.run()
-    # One set-up round for all five, and the 6 scalars of the mean: down in every round, up once.
+    # One set-up round for all five, the discarded models included, and the 6 scalars of the mean: up in it alone, down
+    # in every round.
     assert progress.upload_bytes - plain.upload_bytes == 5 * (219 + 6) * 4
+    assert progress.download_bytes - plain.download_bytes == 5 * (219 + 4 * 6) * 4
     row = progress.history[-1]
     assert row["personal/test/loss"] != row["global/test/loss"]
 

@@ -93,6 +93,13 @@ def test_rarer_classes_get_larger_losses_and_classes_can_be_permuted():
     assert permuted == pytest.approx(float(_loss(addon, F, [0], counts)))
 
 
+def test_global_counts_come_with_every_model():
+    """Three classes, five clients, three rounds, four bytes."""
+    plain, ours = (toys.run(toys.composition(add={"calibration": {"counts": c}})) for c in ("local", "global"))
+    assert ours.download_bytes - plain.download_bytes == 3 * 5 * 3 * 4
+    assert ours.upload_bytes == plain.upload_bytes
+
+
 def test_log_prior_and_global_counts():
     """Eq. 4: u = f + log(n_c / n) = (1 + log .1, 2 + log .3, 3 + log .6)."""
     u = [1 + math.log(0.1), 2 + math.log(0.3), 3 + math.log(0.6)]
