@@ -149,6 +149,8 @@ class Composition:
 
     def active(self, round: int) -> dict[str, Method | Addon]:
         """Return the parts that may change the loss of a round: in a set-up round those that asked for it."""
+        if not self.setup_rounds:  # so that steps do not depend on the round
+            return dict(self._parts())
         return {name: part for name, part in self._parts() if round >= -part.setup_rounds}
 
     def draws(

@@ -30,8 +30,8 @@ class Dbe(Addon):
     Moving mean: m <- (1 - momentum) * m + momentum * mean_B f(x)  (starts at 0 in every round)
     Loss:        CE(g(z), y) + kappa * mean_d 1/2 (m - m_bar)^2    (mean regularisation)
     Set-up:      every client trains one round of plain cross-entropy from the initial model, whatever the method and
-                 the other add-ons; m_bar is the mean of their final m, weighted as models are (train.weighting); the
-                 trained weights are discarded.
+                 the other add-ons; m_bar is the mean of their final m, by examples unless train.weighting is uniform;
+                 the trained weights are discarded.
 
     Parameters
     ----------

@@ -62,8 +62,9 @@ class Vhl(Addon):
     server  anchors [C, D]  a_c, "vfa" alone. For the others every client holds the resource ``virtual``:
                             x [M, ...] model inputs, y [M] int64 in 0..V-1
 
-    Costs       the virtual data down once per client; V rows of the head each way per round; per step a forward and
-                backward pass over the virtual rows. "vfa": C D scalars down per round; "vftl": nothing per round.
+    Costs       the virtual data down once per client, counted as float32 (four times the stored bytes of images); V
+                rows of the head each way per round; per step a forward and backward pass over the virtual rows.
+                "vfa": C D scalars down per round; "vftl": nothing per round.
     Differs     from the released code: virtual rows are drawn with replacement, step by step, instead of by epochs of
                 their own; the calibration acts in every local epoch (there in the first five
                 of a round, which is the same for up to five). Only the code has a term with `contrast_virtual`, not
