@@ -23,6 +23,7 @@ from fedcore.models.net import Net
 from fedcore.trees import Tree, flatten
 
 _FACTS = ("next_round", "download_bytes", "upload_bytes", "history", "timing")
+_COUNTS = ("participations", "velocities")
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,14 @@ class Selection:
     round: int
     server: Server
     store: ClientStore
+    participations: NDArray[np.int64]  # as of that round, like velocities: adaptation depends on them
+    velocities: NDArray[np.float64]
     clients: dict[Split, Scores]
+
+    def restored(self, progress: Progress) -> Progress:
+        """Return `progress` with all that models of the chosen round were made of."""
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        return replace(progress, server=self.server, store=self.store, **counts)
 
 
 @dataclass
@@ -94,7 +102,8 @@ class Progress:
             accuracy = result.metrics.get(f"{view}/val/accuracy", float(round))
             best = self.selected.get(view)
             if f"{view}/test/accuracy" in result.metrics and (best is None or accuracy > best.accuracy):
-                self.selected[view] = Selection(accuracy, round, self.server, self.store.copy(), result.clients)
+                models = self.server, self.store.copy(), self.participations.copy(), self.velocities.copy()
+                self.selected[view] = Selection(accuracy, round, *models, result.clients)
         best_unseen = best_row([*self.history, result.metrics], "unseen/val/accuracy") or result.metrics
         if "unseen/test/accuracy" in result.metrics and best_unseen is result.metrics:
             self.unseen = result.clients
@@ -104,13 +113,13 @@ def save(progress: Progress, checkpoint: Checkpoint) -> None:
     """Write a checkpoint."""
     progress.store.sync()
     tensors = _models_out("", progress.server, progress.store)
-    tensors["participations"] = torch.from_numpy(progress.participations)
-    tensors["velocities"] = torch.from_numpy(progress.velocities)
+    tensors.update(_counts_out("", progress))
     tensors.update(_scores_out("last", progress.last))
     tensors.update(_scores_out("unseen", progress.unseen))
     for view, chosen in progress.selected.items():
         at = f"selected/{view}"
         tensors.update(_models_out(f"{at}/", chosen.server, chosen.store))
+        tensors.update(_counts_out(f"{at}/", chosen))
         tensors.update(_scores_out(f"{at}/scores", chosen.clients))
     if progress.snapshots:
         tensors.update({f"snapshots/{path}": leaf for path, leaf in progress.snapshots.tensors().items()})
@@ -139,10 +148,10 @@ def resume(progress: Progress, checkpoint: Checkpoint, device: torch.device) -> 
 
     for view, (accuracy, round) in facts["chosen"].items():
         at = f"selected/{view}/"
-        progress.selected[view] = Selection(accuracy, round, *models(at), _scores_in(below(f"{at}scores/")))
+        scores = _scores_in(below(f"{at}scores/"))
+        progress.selected[view] = Selection(accuracy, round, *models(at), *_counts_in(tensors, at), scores)
     progress.server, progress.store = models("")
-    progress.participations = tensors["participations"].cpu().numpy()
-    progress.velocities = tensors["velocities"].cpu().numpy()
+    progress.participations, progress.velocities = _counts_in(tensors, "")
     progress.last = _scores_in(below("last/"))
     progress.unseen = _scores_in(below("unseen/"))
     kept = below("snapshots/")
@@ -163,6 +172,15 @@ def _models_out(prefix: str, server: Server, store: ClientStore) -> dict[str, to
         **{f"{prefix}initial/{k}": v for k, v in flatten(store.initial).items()},
         **{f"{prefix}client/{k}": v for k, v in store.state_dict().items()},
     }
+
+
+def _counts_out(prefix: str, of: Progress | Selection) -> dict[str, torch.Tensor]:
+    return {f"{prefix}{name}": torch.from_numpy(getattr(of, name)) for name in _COUNTS}
+
+
+def _counts_in(tensors: Mapping[str, torch.Tensor], prefix: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    participations, velocities = (tensors[f"{prefix}{name}"].cpu().numpy() for name in _COUNTS)
+    return participations, velocities
 
 
 def _scores_out(prefix: str, scores: Mapping[Split, Scores]) -> dict[str, torch.Tensor]:

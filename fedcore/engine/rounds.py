@@ -264,7 +264,7 @@ class Training:
         if not (own["params"] or own["buffers"] or adapt):
             return
         clients = range(self.federation.num_clients) if adapt else chosen.store.clients
-        self.progress = replace(present, server=chosen.server, store=chosen.store)
+        self.progress = chosen.restored(present)
         try:
             yield from self._own_models(clients, chosen.round, adapt)
         finally:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedcore.engine.checkpoint import Checkpoint
 from fedcore.engine.export import load_predictor, model_bytes, personal_bytes
 from fedcore.engine.summary import summarise
 from fedcore.tracking import NullTracker
@@ -236,6 +237,28 @@ def test_the_selected_round_is_not_the_last_somewhere():
     work = toys.training(toys.composition("local"), rounds=6, lr=0.3)
     work.run()
     assert work.progress.selected["personal"].round < 5
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_exported_models_adapt_at_the_learning_rate_they_were_evaluated_at(resumed, tmp_path):
+    """A rate that falls with a client's participations: losses of the exported models are those recorded."""
+    settings = {"rounds": 6, "lr": 0.3, "lr_decay": 0.5, "lr_decay_by": "participation", "checkpoint_every": 5}
+    work = toys.training(toys.composition("fedavg_ft", epochs=3), **settings)
+    work.run(None, Checkpoint(tmp_path / "run.safetensors", "key"))
+    if resumed:
+        work = toys.training(toys.composition("fedavg_ft", epochs=3), **settings)
+        work.run(None, Checkpoint(tmp_path / "run.safetensors", "key"))
+        assert len(work.progress.timing) == 6
+    chosen = work.progress.selected["personal"]
+    assert chosen.round < 4  # participations went on
+    before = work.progress.participations.tolist()
+    for model in work.chosen_models():
+        x, y = work.examples.gather(work.federation.rows(model.client, "val"))
+        with torch.no_grad():
+            said = work.net.classify(model.params, work.net.features(model.params, x))
+        loss = float(torch.nn.functional.cross_entropy(said, y, reduction="sum"))
+        assert loss == pytest.approx(chosen.clients["val"].loss[model.client], rel=1e-5)
+    assert work.progress.participations.tolist() == before == [6] * 5
 
 
 def test_workers_score_the_same_as_one():
