@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedcore.config import Train
 from fedcore.methods.base import Method
 from fedcore.models.net import Net
 from fedcore.trees import stack
@@ -48,7 +49,7 @@ class FedFomo(Method):
 
     Presets     ``paper``: M and epsilon, as by default; its validation split is a fifth (`partition.validation`).
     Costs       M models down, one model and M scalars up; two models per client in the store, N models and N^2 scalars
-                on the server, M forward passes over the validation split. At most 20,000 clients.
+                on the server, M forward passes over the validation split. At most 20,000 clients, no newcomers.
     Differs     from the paper: written as a mean of models, to which normalised weights make it equal. Nothing is
                 averaged, so there are no global and unseen views. A client without validation examples trains alone.
                 Candidates are scored by cross-entropy, with the client's own buffers.
@@ -65,6 +66,14 @@ class FedFomo(Method):
         "clean": {},
         "paper": {"models": 5, "epsilon": 0.3},
     }
+
+    def check(self, net: Net, train: Train) -> None:
+        """Refuse newcomers: the server's models and rankings are those of the clients there are from the start."""
+        if train.newcomer_rounds:
+            raise ValueError(
+                f"train.newcomer_rounds is {train.newcomer_rounds}, but fedfomo ranks the clients it starts with and"
+                " takes no newcomers; use 0, or another method"
+            )
 
     def is_shared(self, net: Net, name: str, round: int) -> bool:
         """Average nothing."""

@@ -9,6 +9,7 @@ from fedcore.engine.ensemble import ensemble
 from fedcore.engine.local import Outcome
 from tests import toys
 from tests.engine.test_resume import assert_resumes
+from tests.methods.cases import METHODS
 
 EXECUTORS = ["serial", "stacked"]
 
@@ -41,6 +42,20 @@ def test_newcomers_learn_and_are_scored_apart(method):
             progress.store.get(0)["params"]["body.1.weight"], earlier.store.get(0)["params"]["body.1.weight"]
         )
         assert not torch.equal(progress.server.params["head.weight"], earlier.server.params["head.weight"])
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"fedfomo"}))
+def test_every_method_but_fedfomo_takes_newcomers(name):
+    fed, case = toys.federation(unseen=2), METHODS[name]
+    work = toys.training(
+        toys.composition(case.method, case.add, **case.settings),
+        fed,
+        rounds=1,
+        newcomer_rounds=1,
+        newcomer_participation=0.5,
+    )
+    work.composition.check(work.net, work.train)
+    assert work.run().participations.tolist()[3:] == [1, 1]
 
 
 @pytest.mark.parametrize("stage", [0, 1])

@@ -7,6 +7,7 @@ from torch.nn.functional import cross_entropy
 
 from fedcore.data.federation import Federation
 from fedcore.data.partitions import PartitionTable
+from fedcore.engine.checks import check_training
 from fedcore.methods.fedfomo import FedFomo
 from fedcore.seeds import stream
 from fedcore.types import Population
@@ -143,6 +144,13 @@ def test_more_clients_than_can_be_ranked_are_refused():
     net = toys.net()
     with pytest.raises(ValueError, match=r"^fedfomo ranks .*: 20001 clients are more than it can; use at most 20000 "):
         FedFomo().init_server(net, net.initial_params, _population(20_001))
+
+
+def test_newcomers_are_refused_before_anything_trains():
+    fed = toys.federation(unseen=2)
+    work = toys.training(toys.composition("fedfomo"), fed, newcomer_rounds=4)
+    with pytest.raises(ValueError, match=r"^methods\.toy: train\.newcomer_rounds is 4, but fedfomo .* use 0, or anoth"):
+        check_training("toy", work.composition, work.net, work.train, fed, frozenset({"virtual", "pseudo"}))
 
 
 def _population(clients):
