@@ -45,7 +45,8 @@ class PFedMe(Method):
     Costs       FedAvg's traffic; inner_steps gradients per step; one model per client in the store.
     Differs     from the paper's pseudo-code, which leaves open where theta starts. The training section's momentum and
                 weight decay act on the step of w. theta is the personal view; a client that never took part has the
-                initial model. Running statistics are those of theta.
+                initial model. Running statistics are those of theta. Parameters of add-ons take one step of train.lr
+                per batch, along their gradient in the last inner step.
     Source      T Dinh et al., NeurIPS 2020, Algorithm 1. https://arxiv.org/abs/2006.08848
     """
 
@@ -93,10 +94,12 @@ class PFedMe(Method):
     ) -> tuple[Params, State]:
         """Approach the envelope's minimiser, then move w towards it."""
         theta = named(params, _OWN)
+        gradient: Params = {}
         for _ in range(self.inner_steps):
             gradient, state = local.gradient({**params, **theta}, state, batch)
             theta = {n: p - self.inner_lr * (gradient[n] + self.strength * (p - params[n])) for n, p in theta.items()}
-        new = local.descend(params, {n: self.strength * (params[n] - p) for n, p in theta.items()})
+        addons = {n: g for n, g in gradient.items() if n not in theta}
+        new = local.descend(params, {**addons, **{n: self.strength * (params[n] - p) for n, p in theta.items()}})
         return {**new, **{_OWN + n: p for n, p in theta.items()}}, state
 
     def aggregate(self, shared: Params, server: State, mean: State, cohort: Cohort) -> tuple[Params, State]:

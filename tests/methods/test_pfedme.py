@@ -14,37 +14,59 @@ EXECUTORS = ["serial", "stacked"]
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_equals_the_papers_algorithm(executor):
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("biased", [False, True])
+def test_equals_the_papers_algorithm(executor, momentum, biased):
+    """Also beside a personal bias of DBE's, which takes one step a batch like w."""
     strength, inner_lr, beta, lr = 6.0, 0.05, 1.5, 0.1
     work = toys.training(
-        toys.composition("pfedme", strength=strength, inner_steps=3, inner_lr=inner_lr, beta=beta),
+        toys.composition(
+            "pfedme",
+            {"dbe": {"kappa": 0.0}} if biased else {},
+            strength=strength,
+            inner_steps=3,
+            inner_lr=inner_lr,
+            beta=beta,
+        ),
         participation=0.6,
         executor=executor,
         dtype=torch.float64,
         local_epochs=2,
+        momentum=momentum,
     )
-    x = {n: p.clone() for n, p in work.initial.items() if not n.startswith("own.")}
+    x = {n: p.clone() for n, p in work.net.initial_params.items()}
     own = [{n: p.clone() for n, p in x.items()} for _ in range(5)]
+    biases = [torch.zeros(6, dtype=torch.float64) for _ in range(5)]
     for round in range(3):
         clients = work._cohort(round).clients
         models = []
         for i in clients:
-            w, theta = dict(x), twins.leaves(x)
+            w, theta, b = dict(x), twins.leaves(x), biases[i].clone().requires_grad_(biased)
+            v = dict.fromkeys([*w, "b"], 0.0)
             for inputs, labels in twins.batches(work, i, round, 2):
                 for _ in range(3):
-                    loss = cross_entropy(twins.classify(theta, twins.features(theta, inputs)), labels)
+                    loss = cross_entropy(twins.classify(theta, twins.features(theta, inputs) + b), labels)
+                    (slope,) = torch.autograd.grad(loss, b, retain_graph=True) if biased else (torch.zeros(()),)
                     loss = loss + strength / 2 * sum(((theta[n] - w[n]) ** 2).sum() for n in w)
                     g = twins.slopes(loss, theta)
                     theta = twins.leaves({n: theta[n] - inner_lr * g[n] for n in theta})
-                w = {n: w[n] - lr * strength * (w[n] - theta[n].detach()) for n in w}
-            own[i] = {n: p.detach() for n, p in theta.items()}
+                v = {n: momentum * v[n] + strength * (w[n] - theta[n].detach()) for n in w} | {
+                    "b": momentum * v["b"] + slope
+                }
+                w = {n: w[n] - lr * v[n] for n in w}
+                b = (b - lr * v["b"]).detach().requires_grad_(biased)
+            own[i], biases[i] = {n: p.detach() for n, p in theta.items()}, b.detach()
             models.append(w)
         mean = twins.mean(models, [1 / len(clients)] * len(clients))
         x = {n: (1 - beta) * x[n] + beta * mean[n] for n in x}
     progress = work.run()
     assert toys.distance(progress.server.params, x) < 1e-10
     for i in range(5):
-        assert toys.distance(named(progress.store.get(i)["params"], "own."), own[i]) < 1e-10
+        kept = progress.store.get(i)["params"]
+        assert toys.distance(named(kept, "own."), own[i]) < 1e-10
+        if biased:
+            torch.testing.assert_close(kept["dbe.bias"], biases[i], rtol=0, atol=1e-10)
+    assert max(float(b.abs().max()) for b in biases) > 1e-3 or not biased
 
 
 def test_many_inner_steps_follow_the_moreau_envelope():
