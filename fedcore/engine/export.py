@@ -33,20 +33,21 @@ _FORMAT = {"format": "fedcore-1"}
 def model_bytes(training: Training) -> bytes:
     """Return the server's model of the round its validation accuracy chose, as safetensors.
 
-    Personal leaves are there with their initial values. A method without a global view gives the
-    server's part of the round its personal validation accuracy chose.
+    Personal leaves are there with their initial values, or the server's last where they travelled before. A method
+    without a global view gives the server's part of the round its personal validation accuracy chose.
     """
-    initial = training.progress.store.initial
-    selected = training.progress.selected
-    server = selected.get("global", selected["personal"]).server
+    view = "global" if training.composition.method.has_global else "personal"
+    chosen = training.progress.selected[view]
+    initial, server = chosen.store.initial, chosen.server
     return _save({**initial["params"], **initial["buffers"], **server.params, **server.buffers})
 
 
 def personal_bytes(training: Training) -> bytes:
     """Return the clients' own models of the round their validation accuracy chose, as safetensors.
 
-    ``clients`` [m] are the clients that have one; ``own/<name>`` [m, ...] are the leaves that differ between clients,
-    ``shared/<name>`` those that do not. Without own models there is nothing but an empty ``clients``.
+    ``clients`` [m] are the clients that have one: all that train, and newcomers by then; ``own/<name>`` [m, ...] are
+    the leaves that differ between clients, ``shared/<name>`` those that do not. Without own models there is nothing
+    but an empty ``clients``.
     """
     server = training.progress.selected["personal"].server
     method = training.composition.method

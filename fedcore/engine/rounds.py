@@ -257,13 +257,17 @@ class Training:
     def chosen_models(self) -> Iterator[Outcome]:
         """Make the clients' own models of the selected round, adapted as they were evaluated then.
 
-        Empty when every client uses the server's model.
+        Of every client that trains, whether or not it has by then, and of newcomers in their rounds. Empty when every
+        client uses the server's model and that is a view of the method.
         """
         chosen, present = self.progress.selected["personal"], self.progress
-        own, adapt = present.store.initial, self.composition.method.adapt_phases(self.train)
-        if not (own["params"] or own["buffers"] or adapt):
+        own, method = chosen.store.initial, self.composition.method
+        adapt = method.adapt_phases(self.train)
+        if method.has_global and not (own["params"] or own["buffers"] or adapt):
             return
-        clients = range(self.federation.num_clients) if adapt else chosen.store.clients
+        federation = self.federation
+        has_newcomers = chosen.round >= self.train.rounds
+        clients = range(federation.num_total if has_newcomers else federation.num_clients)
         self.progress = chosen.restored(present)
         try:
             yield from self._own_models(clients, chosen.round, adapt)

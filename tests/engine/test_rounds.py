@@ -196,6 +196,23 @@ METHODS = {
 }
 
 
+def exported(work, name, settings, add, folder):
+    """The run's files, read back."""
+    names = list(work.federation.dataset.class_names)
+    config = {
+        "label": "toy",
+        "method": name,
+        "settings": settings,
+        "add": add,
+        "model": {"name": "mlp", "hidden": [16, 6]},
+        "input": {"shape": [5], "class_names": names, "offset": [0.0], "scale": [1.0]},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(model_bytes(work))
+    (folder / "personal.safetensors").write_bytes(personal_bytes(work))
+    return load_predictor(folder)
+
+
 @pytest.mark.parametrize("case", METHODS)
 def test_exported_models_are_those_of_the_selected_round(case, tmp_path):
     """The files' validation accuracy, computed from raw rows, is the one the round was selected by."""
@@ -203,18 +220,7 @@ def test_exported_models_are_those_of_the_selected_round(case, tmp_path):
     work = toys.training(toys.composition(name, add=add), rounds=6, lr=0.3)
     work.run()
     data = work.federation.dataset
-    config = {
-        "label": "toy",
-        "method": name,
-        "settings": {},
-        "add": add,
-        "model": {"name": "mlp", "hidden": [16, 6]},
-        "input": {"shape": [5], "class_names": list(data.class_names), "offset": [0.0], "scale": [1.0]},
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "model.safetensors").write_bytes(model_bytes(work))
-    (tmp_path / "personal.safetensors").write_bytes(personal_bytes(work))
-    predictor = load_predictor(tmp_path)
+    predictor = exported(work, name, {}, add, tmp_path)
     assert predictor.clients == (frozenset() if case == "fedavg" else frozenset(range(5)))
 
     def accuracy(client_of):
@@ -230,6 +236,55 @@ def test_exported_models_are_those_of_the_selected_round(case, tmp_path):
     assert accuracy(lambda c: 99) == summary.get("selected/global/val/accuracy", accuracy(lambda c: None))
     with pytest.raises(ValueError, match=r"inputs have shape \(4,\) per example, expected \(5,\)"):
         predictor.logits(np.array(data.inputs[:3, :4]))
+
+
+OWN = {
+    "fedrep": ("fedrep", {}, {}, {"rounds": 4}),
+    "ditto": ("ditto", {"strength": 0.5}, {}, {"rounds": 4}),
+    "dbe": ("fedavg", {}, {"dbe": {"kappa": 1.0}}, {"rounds": 4}),
+    "lg_fedavg": ("lg_fedavg", {"fedavg_rounds": 2}, {}, {"rounds": 4, "lr": 0.3}),
+    "lg_fedavg, of stage 1": ("lg_fedavg", {"fedavg_rounds": 5}, {}, {"rounds": 6, "lr": 0.3}),
+    "newcomers": ("fedrep", {}, {}, {"rounds": 1, "newcomer_rounds": 3, "lr": 0.3}),
+    "newcomers that adapt": ("fedavg_ft", {}, {}, {"rounds": 1, "newcomer_rounds": 3, "lr": 0.3}),
+}
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_every_client_is_served_the_model_it_was_evaluated_with(case, tmp_path):
+    """Those that have not trained by the selected round too: recorded losses from the files and raw rows alone."""
+    name, settings, add, train = OWN[case]
+    fed = toys.federation(unseen=1) if "newcomers" in case else toys.federation()
+    work = toys.training(toys.composition(name, add, **settings), fed, participation=0.2, **train)
+    work.run()
+    chosen = work.progress.selected["personal"]
+    trained = {c for r in range(chosen.round + 1) for c in work._cohort(r).clients}
+    assert trained < set(range(5))
+    assert (4 in trained) == ("newcomers" in case)
+    if "fedavg_rounds" in settings:
+        assert (chosen.round < settings["fedavg_rounds"]) == ("stage 1" in case)
+    predictor = exported(work, name, settings, add, tmp_path)
+    assert predictor.clients == frozenset(range(5))
+    for client in range(5):
+        rows = fed.rows(client, "val")
+        logits = torch.from_numpy(predictor.logits(np.array(fed.dataset.inputs[rows]), client))
+        loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(fed.dataset.labels[rows]), reduction="sum")
+        assert float(loss) == pytest.approx(chosen.clients["val"].loss[client], rel=1e-5)
+
+
+def test_without_a_global_view_strangers_get_the_servers_part_of_the_selected_round(tmp_path):
+    """LG-FedAvg: global layers of that round on the local layers that stage 1 left, the last that anybody shared."""
+    settings = {"participation": 0.2, "lr": 0.3}
+    work = toys.training(toys.composition("lg_fedavg", fedavg_rounds=2), rounds=4, **settings)
+    work.run()
+    chosen = work.progress.selected["personal"]
+    assert chosen.round >= 2
+    stage_1 = toys.run(None, rounds=2, weighting="uniform", **settings).server.params
+    predictor = exported(work, "lg_fedavg", {"fedavg_rounds": 2}, {}, tmp_path)
+    model = {**stage_1, **{n: p for n, p in chosen.server.params.items() if n.startswith("head.")}}
+    inputs = torch.from_numpy(np.array(work.federation.dataset.inputs))
+    with torch.no_grad():
+        expected = work.net.classify(model, work.net.features(model, inputs))
+    torch.testing.assert_close(torch.from_numpy(predictor.logits(inputs.numpy(), 99)), expected)
 
 
 def test_the_selected_round_is_not_the_last_somewhere():
