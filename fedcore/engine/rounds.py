@@ -117,7 +117,7 @@ class Training:
         for round in range(progress.next_round, total):
             began = time.perf_counter()
             progress.restage(self.composition, self.net, round)
-            if round == self.train.rounds and self.train.newcomer_start != "server":
+            if round == self.train.rounds:
                 self._welcome()
             loss = self._train_round(round)
             trained = time.perf_counter()
@@ -180,8 +180,13 @@ class Training:
         """Give the newcomers what they start with of what stays with clients."""
         trained, store = self.federation.num_clients, self.progress.store
         initial = {"params": self.initial, "buffers": self.net.initial_buffers}
-        others = None if self.train.newcomer_start == "initial" else range(trained)
-        tree = first_tree(store, initial, others)
+        if self.train.newcomer_start == "server":
+            own = store.initial
+            params = self.composition.method.newcomer(self.net, {**own["params"], **self.progress.server.params})
+            tree: Tree = {**own, "params": {n: params[n] for n in own["params"]}}
+        else:
+            others = None if self.train.newcomer_start == "initial" else range(trained)
+            tree = first_tree(store, initial, others)
         for client in range(trained, self.federation.num_total):
             store.put(client, tree)
 
@@ -243,6 +248,7 @@ class Training:
             model,
             (lambda clients: self._own_models(clients, round, adapt)) if has_own or adapt else None,
             method.has_global,
+            bool(adapt),
             round >= self.train.rounds,
         )
         everybody = partial(self._own_models, range(self.federation.num_clients), round, adapt)

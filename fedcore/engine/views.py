@@ -29,6 +29,7 @@ def evaluate(
     server_model: tuple[Params, Params],
     client_models: ClientModels | None,
     has_global: bool,
+    adapts: bool = False,
     newcomers: bool = False,
 ) -> Evaluation:
     """Score the server's model and every client's.
@@ -41,6 +42,8 @@ def evaluate(
         Makes the clients' own models; None when every client uses the server's.
     has_global
         Whether the server's model is worth a view, and a model for unseen clients.
+    adapts
+        Whether clients' own models are adapted to their data, unseen clients' too; if not, those use the server's.
     newcomers
         Whether the clients that were unseen take part by now: their view is ``newcomer`` then, and their own models'.
     """
@@ -57,12 +60,15 @@ def evaluate(
     if client_models is None:
         clients = pooled
     else:
-        measured = [*seen, *unseen] if has_global or newcomers else [*seen]
-        clients = _own_scores(scorer, client_models(measured))
+        have_own = newcomers or (has_global and adapts)
+        clients = _own_scores(scorer, client_models([*seen, *unseen] if have_own else seen))
+        if has_global and not have_own:
+            late = slice(len(seen), None)
+            clients = {split: concatenate([clients[split], pooled[split].take(late)]) for split in SPLITS}
     for split in SPLITS:
         metrics.update(_named("personal", split, clients[split].take(slice(0, len(seen))).spread()))
-        late = clients[split].take(slice(len(seen), None)).spread()
-        metrics.update(_named("newcomer" if newcomers else "unseen", split, late))
+        others = clients[split].take(slice(len(seen), None)).spread()
+        metrics.update(_named("newcomer" if newcomers else "unseen", split, others))
     return Evaluation(metrics, clients)
 
 

@@ -163,6 +163,16 @@ class Method:
         """Return the state of a client that never took part."""
         return {}
 
+    def newcomer(self, net: Net, params: Params) -> Params:
+        """Return the parameters of a client that joins after the training, where it starts from the server's.
+
+        Parameters
+        ----------
+        params : Params
+            The server's values; of what stays with clients its last ones, or initial ones of what never travelled.
+        """
+        return params
+
     def start(self, net: Net, params: Params, state: State, view: View) -> tuple[Params, State]:
         """Return what a client starts its local training with."""
         return params, state

@@ -40,7 +40,8 @@ class Ditto(Method):
     Presets     no ``paper``: every client chooses its own lambda there, of six.
     Costs       FedAvg's traffic; twice its steps; one model per client in the store.
     Differs     from the paper: one lambda and one learning rate for all clients and both models. The own model is the
-                personal view; a client that never took part has the initial one. Loss terms of add-ons act on both.
+                personal view; a training client that has not taken part yet has the initial one, an unseen client uses
+                x, and a newcomer starts v_i there (``newcomer_start: server``). Loss terms of add-ons act on both.
     Source      Li et al., ICML 2021, Algorithm 1. https://arxiv.org/abs/2012.04221
     """
 
@@ -67,6 +68,10 @@ class Ditto(Method):
     def phases(self, train: Train) -> tuple[Phase, ...]:
         """Train y, then v_i, on the same data order."""
         return Phase(), Phase("own", self.own_epochs)
+
+    def newcomer(self, net: Net, params: Params) -> Params:
+        """Start v_i at x."""
+        return {**params, **{_OWN + n: params[n] for n in net.initial_params}}
 
     def loss(self, fit: Fit, net: Net, params: Params, state: State, batch: Batch, view: View) -> tuple[Tensor, State]:
         """Return the loss of the phase's model."""

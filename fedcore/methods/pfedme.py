@@ -44,9 +44,9 @@ class PFedMe(Method):
     Presets     ``paper``: its MNIST, R = 20 as local steps; lambda and K are the defaults, beta is tuned there.
     Costs       FedAvg's traffic; inner_steps gradients per step; one model per client in the store.
     Differs     from the paper's pseudo-code, which leaves open where theta starts. The training section's momentum and
-                weight decay act on the step of w. theta is the personal view; a client that never took part has the
-                initial model. Running statistics are those of theta. Parameters of add-ons take one step of train.lr
-                per batch, along their gradient in the last inner step.
+                weight decay act on the step of w. theta is the personal view; a training client that has not taken
+                part yet has the initial model, an unseen client uses x. Running statistics are those of theta.
+                Parameters of add-ons take one step of train.lr per batch, along their gradient in the last inner step.
     Source      T Dinh et al., NeurIPS 2020, Algorithm 1. https://arxiv.org/abs/2006.08848
     """
 

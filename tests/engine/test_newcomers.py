@@ -7,8 +7,10 @@ import torch
 from fedcore.engine.checkpoint import Checkpoint
 from fedcore.engine.ensemble import ensemble
 from fedcore.engine.local import Outcome
+from fedcore.methods.base import named
 from tests import toys
 from tests.engine.test_resume import assert_resumes
+from tests.methods import twins
 from tests.methods.cases import METHODS
 
 EXECUTORS = ["serial", "stacked"]
@@ -86,6 +88,41 @@ def test_what_newcomers_start_with_survives_an_interruption(tmp_path):
     fed, checkpoint = toys.federation(unseen=1), Checkpoint(tmp_path / "run.safetensors", "key")
     settings = {"rounds": 3, "newcomer_rounds": 4, "newcomer_start": "mean", "checkpoint_every": 2}
     assert_resumes(lambda: toys.training(toys.composition("lg_fedavg"), fed, **settings), checkpoint)
+
+
+@pytest.mark.parametrize("add", [{}, {"dbe": {"kappa": 0.0}}])
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "pfedme"])
+def test_unseen_clients_use_the_servers_model(name, add):
+    """As a service answers them, also where the training clients have a second model of their own."""
+    fed = toys.federation(unseen=1)
+    work = toys.training(toys.composition(name, add, **METHODS[name].settings), fed, dtype=torch.float64, lr=0.2)
+    progress = work.run()
+    server = {n: p.detach() for n, p in progress.server.params.items()}
+    for split in ("val", "test"):
+        rows = fed.rows(4, split)
+        said = twins.classify(server, twins.features(server, torch.from_numpy(fed.dataset.inputs[rows]).double()))
+        labels = torch.from_numpy(fed.dataset.labels[rows])
+        loss = float(torch.nn.functional.cross_entropy(said, labels))
+        assert progress.history[-1][f"unseen/{split}/loss"] == pytest.approx(loss, abs=1e-9)
+        right = float((said.argmax(1) == labels).double().mean())
+        assert progress.history[-1][f"unseen/{split}/accuracy"] == pytest.approx(right)
+        assert progress.last[split].examples.tolist() == [len(fed.rows(c, split)) for c in range(5)]
+
+
+@pytest.mark.parametrize("start", ["server", "initial"])
+def test_a_newcomers_second_model_starts_at_the_servers(start):
+    """Ditto's, with nothing that holds it: one epoch of SGD from the server's model, or from the initial one."""
+    fed, composed = toys.federation(unseen=1), toys.composition("ditto", strength=0.0)
+    settings = {"dtype": torch.float64, "newcomer_start": start}
+    before = toys.run(composed, fed, **settings).server.params
+    work = toys.training(composed, fed, newcomer_rounds=1, **settings)
+    model = twins.leaves(before if start == "server" else work.net.initial_params)
+    for inputs, labels in twins.batches(work, 4, 3):
+        loss = torch.nn.functional.cross_entropy(twins.classify(model, twins.features(model, inputs)), labels)
+        slopes = twins.slopes(loss, model)
+        model = twins.leaves({n: p - 0.1 * slopes[n] for n, p in model.items()})
+    own = named(work.run().store.get(4)["params"], "own.")
+    assert toys.distance(own, {n: p.detach() for n, p in model.items()}) < 1e-12
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
