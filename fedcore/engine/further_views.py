@@ -53,10 +53,17 @@ def further_views(
 
 
 def _best_on_test(training: Training, round: int, result: Evaluation) -> dict[str, float]:
-    """Take snapshots of the clients that were never as good on their test splits, and score all of them."""
+    """Take snapshots of the clients that were never as good on their test splits, and score all of them.
+
+    There are none before the round from which on all stays with clients that ever will.
+    """
     progress, method, number = training.progress, training.composition.method, training.federation.num_clients
     own = progress.store.initial
     if method.adapt_phases(training.train) or not (own["params"] or own["buffers"]):
+        return {}
+    names = [*own["params"], *own["buffers"], *progress.server.params, *progress.server.buffers]
+    shared = (training.composition.shared_names(training.net, names, r) for r in (round, training.train.rounds - 1))
+    if len({*shared}) > 1:  # what a client will keep still travels: such a model is nobody's own
         return {}
     progress.snapshots = progress.snapshots or Snapshots.none(number)
     accuracies = result.clients["test"].take(slice(0, number)).accuracies

@@ -64,6 +64,18 @@ def test_are_the_released_codes(case):
     assert np.mean(best) >= max(means[case.get("fedavg_rounds", 0) :]) - 1e-12
 
 
+@pytest.mark.parametrize(
+    ("own", "add"),
+    [({"auxiliary": "supervised"}, {}), ({}, {"adversary": {"strength": 0.2}}), ({}, {"dbe": {"kappa": 0.0}})],
+)
+def test_none_is_of_the_first_stage_whatever_else_is_personal(own, add):
+    """An auxiliary head, an adversary or a bias that clients have from the first round makes no model its own."""
+    composed = toys.composition("lg_fedavg", add, fedavg_rounds=3, **own)
+    progress = toys.run(composed, **_settings(participation=1.0))
+    assert [KEY in row for row in progress.history] == [False] * 3 + [True] * 3
+    assert progress.snapshots.rounds.min() >= 3
+
+
 def test_without_anything_shared_they_are_every_clients_best_round():
     """So for training alone, the paper's local-only line, each client's own best accuracy counts, and never falls."""
     progress = toys.run(toys.composition("local"), **_settings(participation=1.0))
