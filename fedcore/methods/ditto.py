@@ -42,6 +42,8 @@ class Ditto(Method):
     Differs     from the paper: one lambda and one learning rate for all clients and both models. The own model is the
                 personal view; a training client that has not taken part yet has the initial one, an unseen client uses
                 x, and a newcomer starts v_i there (``newcomer_start: server``). Loss terms of add-ons act on both.
+                Parameters that an add-on brings exist once, for both models, and learn in both phases; lambda does not
+                act on them.
     Source      Li et al., ICML 2021, Algorithm 1. https://arxiv.org/abs/2012.04221
     """
 
@@ -79,9 +81,10 @@ class Ditto(Method):
 
     def correct(self, net: Net, gradient: Params, params: Params, state: State, view: View) -> Params:
         """Add lambda * (v_i - x)."""
-        if view.phase != "own":
-            return gradient
-        return {n: g + self.strength * (params[n] - view.anchor[n.removeprefix(_OWN)]) for n, g in gradient.items()}
+        return {
+            n: g + self.strength * (params[n] - view.anchor[n.removeprefix(_OWN)]) if n.startswith(_OWN) else g
+            for n, g in gradient.items()
+        }
 
     def personal(self, net: Net, params: Params) -> Params:
         """Put v_i in the model's place."""

@@ -81,6 +81,37 @@ def test_a_strong_hold_of_one_step_ends_at_the_received_model():
     assert toys.distance(named(outcome.params, "own."), {n: x[n] - 0.1 * g[n] for n in x}) < 1e-12
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_what_an_addon_brings_learns_with_both_models_and_is_not_held(executor):
+    """DBE's bias: one plain step on y's batch, then one on v's, with lambda on v alone."""
+    strength = 2.0
+    fed = toys.federation((8,))
+    work = toys.training(
+        toys.composition("ditto", {"dbe": {"kappa": 0.0}}, strength=strength),
+        fed,
+        rounds=2,
+        executor=executor,
+        dtype=torch.float64,
+    )
+    x, v = work.net.initial_params, work.net.initial_params
+    bias = torch.zeros(6, dtype=torch.float64)
+    for round in range(2):
+        inputs, labels = next(twins.batches(work, 0, round))
+        models, received = [], x
+        for model, hold in ((x, 0.0), (v, strength)):
+            w = twins.leaves({**model, "b": bias})
+            loss = cross_entropy(twins.classify(w, twins.features(w, inputs) + w["b"]), labels)
+            g = twins.slopes(loss, w)
+            bias = (w["b"] - 0.1 * g["b"]).detach()
+            models.append({n: (w[n] - 0.1 * (g[n] + hold * (w[n] - received[n]))).detach() for n in received})
+        x, v = models
+    progress = work.run()
+    kept = progress.store.get(0)["params"]
+    assert toys.distance(progress.server.params, x) < 1e-12
+    assert toys.distance(named(kept, "own."), v) < 1e-12
+    torch.testing.assert_close(kept["dbe.bias"], bias, rtol=0, atol=1e-12)
+
+
 def test_an_absent_clients_own_model_stays_as_it_was():
     work = toys.training(toys.composition("ditto", strength=0.1), participation=0.2, rounds=4)
     seen = {c for r in range(4) for c in work._cohort(r).clients}
