@@ -88,7 +88,7 @@ class View(NamedTuple):
     server: State  # this part's share of what the server sent to everybody
     received: State  # what the method sent to this client alone; see `Method.download`
     resources: State  # data every client holds a copy of, by name: virtual data, pseudo data
-    validation: Batch | None  # this client's validation rows, for methods that ask for them
+    validation: Batch | None  # those of this client's validation rows that methods may fit to
     info: ClientInfo
     num_steps: Tensor  # [] local steps this client takes this round, over all phases
     mass: Tensor  # [] sum of the steps' learning rates, momentum included: lr * num_steps for plain SGD

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from typing import Literal
 
@@ -84,6 +85,22 @@ class Federation:
         total = int(sizes.sum())
         shift = np.repeat(begins - (np.cumsum(sizes) - sizes), sizes)
         return np.asarray(self._order[np.arange(total) + shift])
+
+    def fitting_rows(self, client: int) -> np.ndarray:
+        """Return the validation rows that local training may fit to: every other one, the first among them."""
+        return self.rows(client, "val")[::2]
+
+    def held_out(self) -> Federation:
+        """Return this federation without all clients' `fitting_rows`; where there was one row, there is none."""
+        cell = np.repeat(np.arange(self._sizes.size), self._sizes.ravel())
+        place = np.arange(len(self._order)) - self._offsets[cell]
+        kept = (cell % len(_CODES) != VALIDATION) | (place % 2 == 1)
+        counts = np.bincount(cell[kept], minlength=self._sizes.size)
+        other = copy(self)
+        other._order = _frozen(self._order[kept])
+        other._offsets = _frozen(np.concatenate([[0], np.cumsum(counts)]))
+        other._sizes = _frozen(counts.reshape(self._sizes.shape))
+        return other
 
     def sizes(self, split: Split) -> np.ndarray:
         """Return the number of examples of every client in `split`, [num_total] int64."""

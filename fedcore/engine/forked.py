@@ -196,7 +196,7 @@ def _serve(pipe: Connection, parent: int, executor: SerialExecutor, federation: 
             resources = resources if message[1] is None else to_tensors(message[1], device)
             continue
         assert header is not None
-        train, validation = federation.rows(message.client, "train"), federation.rows(message.client, "val")
+        train, validation = federation.rows(message.client, "train"), federation.fitting_rows(message.client)
         job = unpack(message, common, train, validation, device)
         assignment = replace(header.assignment, server=common["server"], resources=resources)
         try:

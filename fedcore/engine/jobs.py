@@ -111,5 +111,5 @@ class JobMaker:
             lr,
             self.motion(client, round, phases, progress).moved,
             method.download(progress.server.state["method"], client),
-            self.federation.rows(client, "val") if method.needs_validation else None,
+            self.federation.fitting_rows(client) if method.needs_validation else None,
         )

@@ -43,7 +43,7 @@ class Job:
     lr: float
     mass: float
     received: State  # what the server sent to this client alone
-    validation: NDArray[np.int64] | None  # its validation rows, where the method uses them
+    validation: NDArray[np.int64] | None  # those that the method may fit to, where it does
 
     @property
     def num_steps(self) -> int:

@@ -91,7 +91,8 @@ class Training:
         self.composition, self.net, self.federation = composition, net, federation
         self.train, self.seed, self.executor, self.examples = train, seed, executor, examples
         self._maker = JobMaker(composition, net, train, federation, examples, seed)
-        self.scorer = Scorer(composition, net, examples, federation, min(train.workers, os.cpu_count() or 1))
+        scored = federation.held_out() if composition.method.needs_validation else federation
+        self.scorer = Scorer(composition, net, examples, scored, min(train.workers, os.cpu_count() or 1))
         params = {**net.initial_params, **composition.extra_params(net, seed)}
         initial = {n: p.to(examples.device) for n, p in params.items()}
         self.initial: Params = composition.prepare(net, initial, self.resources, seed)

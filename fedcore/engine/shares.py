@@ -88,7 +88,7 @@ def share_of(examples: Examples, federation: Federation, clients: Sequence[int],
     """Return the share of some clients, ascending, as a copy."""
     nothing = np.empty(0, np.int64)
     train = [federation.rows(client, "train") for client in clients]
-    held = [federation.rows(client, "val") if with_validation else nothing for client in clients]
+    held = [federation.fitting_rows(client) if with_validation else nothing for client in clients]
     rows = np.concatenate([nothing, *(part for pair in zip(train, held, strict=True) for part in pair)])
     num_train, num_held = np.array([*map(len, train)], np.int64), np.array([*map(len, held)], np.int64)
     sizes = num_train + num_held

@@ -102,7 +102,7 @@ class Method:
     trains_all: ClassVar[bool] = False  # every client trains in every round, whatever the participation
     has_global: ClassVar[bool] = True  # there is a server model worth evaluating
     collects_uploads: ClassVar[bool] = False  # `aggregate` needs every upload, not only their mean
-    needs_validation: ClassVar[bool] = False  # local training uses the client's validation rows
+    needs_validation: ClassVar[bool] = False  # local training uses a client's `Federation.fitting_rows`
     # By name, the hyper-parameters a preset sets; `train` in it is the training section's. "clean" is the recommended
     # setting, "paper" what a paper states of the one of its numbers; a part without that has no "paper".
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"clean": {}}

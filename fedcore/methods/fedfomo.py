@@ -22,10 +22,10 @@ _MAX_CLIENTS = 20_000  # the server ranks every client for every client: 28 byte
 
 @dataclass(frozen=True)
 class FedFomo(Method):
-    """FedFomo: every client mixes the models of those clients that help it on its validation split.
+    """FedFomo: every client mixes the models of those clients that help it on half its validation split.
 
     Download:    M of the models last uploaded, theta_n
-    Start:       w_n = max(0, (L_i(old_i) - L_i(theta_n)) / ||theta_n - old_i||),  L_i: mean validation loss
+    Start:       w_n = max(0, (L_i(old_i) - L_i(theta_n)) / ||theta_n - old_i||),  L_i: mean validation loss (below)
                  theta_i <- sum_n w_n theta_n / sum_n w_n, or as it was if no w_n is positive;  old_i <- theta_i
     Local step:  theta_i <- theta_i - lr * g_i(theta_i)
     Server:      keeps theta_i;  P[i, n] <- P[i, n] + w_n.  The next M for client i are the largest of P[i], ties by
@@ -49,10 +49,13 @@ class FedFomo(Method):
 
     Presets     ``paper``: M and epsilon, as by default; its validation split is a fifth (`partition.validation`).
     Costs       M models down, one model and M scalars up; two models per client in the store, N models and N^2 scalars
-                on the server, M forward passes over the validation split. At most 20,000 clients, no newcomers.
+                on the server, M forward passes over half the validation split. At most 20,000 clients, no newcomers.
     Differs     from the paper: written as a mean of models, to which normalised weights make it equal. Nothing is
                 averaged, so there are no global and unseen views. A client without validation examples trains alone.
-                Candidates are scored by cross-entropy, with the client's own buffers.
+                Candidates are scored by cross-entropy, with the client's own buffers. What the weights are fitted to
+                measures nothing: L_i takes the 1st, 3rd, ... validation row of a client, the ``val`` metrics of this
+                method and the choice of its round the others; of a single row L_i takes that, and the client is not in
+                ``val``. The gate between registered versions scores all validation rows, so it flatters FedFomo.
     Source      Zhang et al., ICLR 2021, eq. 3-4, Algorithm 1. https://arxiv.org/abs/2012.08565
     """
 

@@ -45,6 +45,25 @@ def test_rows_of_many_clients_are_those_of_each_in_turn(skewed: Dataset) -> None
             assert federation.rows_of(clients, split).tolist() == expected
 
 
+def test_every_other_validation_row_is_for_fitting_and_the_rest_held_out(skewed: Dataset) -> None:
+    table = partitions.make(DirichletPartition(scheme="dirichlet", alpha=0.3, clients=9, min_examples=3), skewed)
+    federation = Federation(skewed, table)
+    rest = federation.held_out()
+    for client in range(9):
+        rows = federation.rows(client, "val").tolist()
+        assert federation.fitting_rows(client).tolist() == [row for at, row in enumerate(rows) if at % 2 == 0]
+        assert rest.rows(client, "val").tolist() == [row for at, row in enumerate(rows) if at % 2 == 1]
+        assert rest.sizes("val")[client] == len(rows) // 2
+        for split in ("train", "test"):
+            assert rest.rows(client, split).tolist() == federation.rows(client, split).tolist()
+    assert rest.rows_of(range(9), "val").tolist() == [row for c in range(9) for row in rest.rows(c, "val")]
+    assert (
+        sum(rest.sizes("val")) < sum(federation.sizes("val")) == sum(len(federation.rows(c, "val")) for c in range(9))
+    )
+    assert (rest.class_counts == federation.class_counts).all()
+    assert np.array_equal(rest.inputs(), federation.inputs())
+
+
 def test_sizes_and_class_counts(small: Federation) -> None:
     assert (small.num_clients, small.num_unseen, small.num_total) == (2, 1, 3)
     assert small.num_examples.tolist() == small.sizes("train").tolist() == [2, 2, 1]

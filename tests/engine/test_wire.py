@@ -26,7 +26,7 @@ def test_jobs_on_the_wire_train_to_the_same_bits(name):
         phases, there_common["server"], to_tensors(to_arrays(work.resources), toys.CPU), frozenset(server.params), 1
     )
     arrived = [
-        unpack(pack(job, common), there_common, job.rows, work.federation.rows(job.client, "val"), toys.CPU)
+        unpack(pack(job, common), there_common, job.rows, work.federation.fitting_rows(job.client), toys.CPU)
         for job in jobs
     ]
     for one, other in zip(work.executor.train(jobs, here), work.executor.train(arrived, there), strict=True):

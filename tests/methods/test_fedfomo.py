@@ -1,5 +1,7 @@
 """FedFomo against its Algorithm 1 in plain loops, and its reduction to Local."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -18,8 +20,9 @@ EXECUTORS = ["serial", "stacked"]
 N = 5
 
 
-def _validation_loss(work, client, model):
-    index, data = work.federation.rows(client, "val"), work.federation.dataset
+def _validation_loss(fed, client, model):
+    """On every other validation row; the others are evaluation's."""
+    index, data = fed.rows(client, "val")[0::2], fed.dataset
     x, y = torch.from_numpy(np.array(data.inputs[index])).double(), torch.from_numpy(data.labels[index])
     return float(cross_entropy(twins.classify(model, twins.features(model, x)), y))
 
@@ -39,9 +42,10 @@ def _picks(affinity, round, seed, epsilon, decay, models):
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("epsilon", [0.0, 0.6])
 def test_equals_the_papers_algorithm(executor, epsilon):
-    rounds, decay, count = 4, 0.9, 3
+    rounds, decay, count, fed = 4, 0.9, 3, toys.federation()
     work = toys.training(
         toys.composition("fedfomo", models=count, epsilon=epsilon, epsilon_decay=decay),
+        fed,
         participation=0.6,
         executor=executor,
         dtype=torch.float64,
@@ -55,10 +59,10 @@ def test_equals_the_papers_algorithm(executor, epsilon):
         clients = work._cohort(round).clients
         sent = [dict(t) for t in bank]
         for i in clients:
-            before, weights = _validation_loss(work, i, old[i]), {}
+            before, weights = _validation_loss(fed, i, old[i]), {}
             for n in picks[i]:
                 distance = sum(((sent[n][k] - old[i][k]) ** 2).sum() for k in old[i]) ** 0.5
-                weights[n] = max(0.0, (before - _validation_loss(work, i, sent[n])) / (float(distance) + 1e-5))
+                weights[n] = max(0.0, (before - _validation_loss(fed, i, sent[n])) / (float(distance) + 1e-5))
                 affinity[i][n] += weights[n]
             if (total := sum(weights.values())) > 0:
                 theta[i] = {
@@ -131,6 +135,50 @@ def test_a_client_without_validation_examples_trains_alone(executor):
     affinity = ours.server.state["method"]["affinity"]
     assert affinity[1].tolist() == [0, 1, 0, 0, 0]
     assert torch.isfinite(affinity).all()
+
+
+def test_what_it_fits_to_is_not_what_it_is_scored_on():
+    """Validation figures are of the rows that no weight was fitted to; other methods' of all, tests' of all tests."""
+    fed = toys.federation()
+    work = toys.training(toys.composition("fedfomo"), fed, dtype=torch.float64)
+    progress, data = work.run(), fed.dataset
+    assert [len(fed.rows(i, "val")) for i in range(N)] == [4] * N
+    for split, first, step in (("val", 1, 2), ("test", 0, 1)):
+        for i in range(N):
+            index, model = fed.rows(i, split)[first::step], progress.store.get(i)["params"]
+            x, y = torch.from_numpy(np.array(data.inputs[index])).double(), torch.from_numpy(data.labels[index])
+            loss = float(cross_entropy(twins.classify(model, twins.features(model, x)), y, reduction="sum"))
+            assert progress.last[split].loss[i] == pytest.approx(loss, abs=1e-9)
+            assert progress.last[split].examples[i] == len(index)
+    assert toys.run(toys.composition("local"), fed).last["val"].examples.tolist() == [4] * N
+
+
+def test_models_that_learnt_nothing_do_no_better_on_validation_than_on_test():
+    """Labels without meaning: choosing mixtures by the rows they are scored on would lift validation accuracy alone."""
+    fed = toys.federation((6,) * 40)
+    labels = stream(1, "noise").integers(0, 3, len(fed.dataset.labels))
+    owner, split = np.empty(len(labels), np.int32), np.empty(len(labels), np.int8)
+    for i in range(40):
+        for code, name in enumerate(("train", "test", "val")):
+            owner[fed.rows(i, name)], split[fed.rows(i, name)] = i, code
+    fed = Federation(replace(fed.dataset, labels=labels), PartitionTable(owner, split, 40, 0, "{}"))
+    rows = toys.run(toys.composition("fedfomo", models=20, epsilon=1.0), fed, rounds=10, lr=0.3).history
+    lead = np.mean([row["personal/val/accuracy"] - row["personal/test/accuracy"] for row in rows])
+    assert lead < 0.05
+
+
+def test_with_one_validation_row_each_it_fits_to_that_and_takes_the_last_round():
+    fed = toys.federation()
+    owner, split = np.empty(len(fed.dataset.labels), np.int32), np.empty(len(fed.dataset.labels), np.int8)
+    for i in range(N):
+        for code, name in enumerate(("train", "test", "val")):
+            owner[fed.rows(i, name)], split[fed.rows(i, name)] = i, code
+        split[fed.rows(i, "val")[1:]] = 1
+    fed = Federation(fed.dataset, PartitionTable(owner, split, N, 0, "{}"))
+    progress = toys.run(toys.composition("fedfomo"), fed)
+    assert "personal/val/accuracy" not in progress.history[-1]
+    assert progress.selected["personal"].round == 2
+    assert float(progress.server.state["method"]["affinity"].sum()) > N  # it did weigh models
 
 
 def test_a_bank_too_large_is_refused():
