@@ -56,6 +56,7 @@ class FedFomo(Method):
                 measures nothing: L_i takes the 1st, 3rd, ... validation row of a client, the ``val`` metrics of this
                 method and the choice of its round the others; of a single row L_i takes that, and the client is not in
                 ``val``. The gate between registered versions scores all validation rows, so it flatters FedFomo.
+                What prox and MOON take for the received model is theta_i before it is mixed.
     Source      Zhang et al., ICLR 2021, eq. 3-4, Algorithm 1. https://arxiv.org/abs/2012.08565
     """
 

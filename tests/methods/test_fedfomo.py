@@ -181,6 +181,23 @@ def test_with_one_validation_row_each_it_fits_to_that_and_takes_the_last_round()
     assert float(progress.server.state["method"]["affinity"].sum()) > N  # it did weigh models
 
 
+def test_prox_holds_near_the_model_before_mixing():
+    """In a round of one step the term pulls what was mixed back to what the client had."""
+    mu, mixes = 0.5, 0
+    composed = toys.composition("fedfomo", {"prox": {"mu": mu}}, epsilon=0.0)
+    work = toys.training(composed, dtype=torch.float64, batch_size=31)
+    progress = work.run()
+    for outcome in work._local(range(N), 3, composed.phases(work.train), "batches"):
+        before, mixed = progress.store.get(outcome.client)["params"], outcome.state["method"]["old"]
+        mixes += toys.distance(mixed, before) > 1e-3
+        w = twins.leaves(mixed)
+        inputs, labels = next(twins.batches(work, outcome.client, 3))
+        g = twins.slopes(cross_entropy(twins.classify(w, twins.features(w, inputs)), labels), w)
+        expected = {n: mixed[n] - 0.1 * (g[n] + mu * (mixed[n] - before[n])) for n in mixed}
+        assert toys.distance(outcome.params, expected) < 1e-12
+    assert mixes > 0
+
+
 def test_a_bank_too_large_is_refused():
     """A hidden layer of 44,443 units has (5 + 1 + 3) * 44,443 + 3 = 399,990 parameters: 10,000 models are 4e9 - 1e5."""
     net = toys.net({"name": "mlp", "hidden": [44_443]})
