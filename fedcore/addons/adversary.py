@@ -113,7 +113,7 @@ class Adversary(Addon):
         if view.phase == _PHASE:
             losses = _cross_entropies(_logits(params, output.features.detach()), batch.protected)
             return self.rate * batch.mean(losses).mean(), state
-        if view.round < 0 or not any(self.strengths):
+        if not any(self.strengths):
             return 0.0, state
         constant = {n: p.detach() for n, p in params.items() if n.startswith(_PREFIX)}
         logits = _logits(constant, output.features)

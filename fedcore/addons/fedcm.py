@@ -56,10 +56,8 @@ class Fedcm(Addon):
         return server
 
     def correct(self, net: Net, gradient: Params, params: Params, state: State, view: View) -> Params:
-        """Mix the gradient with d, except in the set-up round."""
+        """Mix the gradient with d."""
         d = view.server["direction"]
-        if view.round < 0:
-            return gradient
         return {n: self.alpha * g + (1 - self.alpha) * d[n] if n in d else g for n, g in gradient.items()}
 
     def damping(self, so_far: float) -> float:

@@ -185,7 +185,7 @@ def test_the_data_sets_attributes_are_what_it_learns():
     assert toys.equal(runs[0].server.params, runs[2].server.params)
 
 
-def _penalty(addon, logits, protected, phase="train", round=0):
+def _penalty(addon, logits, protected, phase="train"):
     """Its term for logits that the adversary makes of features of zeros: biases."""
     work = toys.training(toys.composition())
     params = {f"adversary.0.{n}": v for n, v in (("weight", torch.zeros(2, 6)), ("bias", torch.tensor(logits)))}
@@ -198,7 +198,7 @@ def _penalty(addon, logits, protected, phase="train", round=0):
         pass
 
     view = Seen()
-    view.phase, view.round = phase, round
+    view.phase = phase
     return float(addon.penalty(work.net, params, {}, batch, output, None, view)[0])
 
 
@@ -216,10 +216,9 @@ def test_golden_penalties():
     flip = Adversary(hidden=(), strength=(3.0, 5.0), objective="flip")
     assert _penalty(flip, [2.0, 0.0], [[1.0, 0.0]]) == pytest.approx((3 * 2.126928 + 5 * 0.693147) / 2, abs=1e-5)
     assert _penalty(flip, [2.0, 0.0], [[0.0, 0.0]]) == pytest.approx((3 * 0.126928 + 5 * 0.693147) / 2, abs=1e-5)
-    # In its own phase there are no strengths, in set-up rounds no term.
+    # In its own phase there are no strengths.
     rated = Adversary(hidden=(), strength=(3.0, 5.0), rate=10.0)
     assert _penalty(rated, [2.0, 0.0], both, "adversary") == pytest.approx(10 * (1.126928 + 0.693147) / 2, abs=1e-5)
-    assert _penalty(rated, [2.0, 0.0], both, round=-1) == 0
 
 
 def test_the_negative_objective_has_no_bound_and_confusion_none_below_zero():
