@@ -90,6 +90,8 @@ SET_UPS = {
     "calibration": ("fedavg", {"calibration": {}}, {}),
     "mixup": ("fedavg", {"mixup": {"alpha": 1.0}}, {}),
     "restricted softmax": ("fedavg", {"restricted_softmax": {"alpha": 0.0}}, {}),
+    "fedcm": ("fedavg", {"fedcm": {"alpha": 0.3}}, {}),
+    "adversary": ("fedavg", {"adversary": {"strength": [0.2, 0.4], "hidden": [5]}}, {}),
     "fedbr": ("fedbr", {}, {"mixture": 1}),
     "pfedme": ("pfedme", {}, {}),
     "double softmax": ("lg_fedavg", {}, {"double_softmax": True, "update": "sequential"}),
