@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tasks.files import atomic_path, read_json, write_json
 from tasks.parameters import run_step
-from tasks.tracking_store import artifact_folder, database_file
+from tasks.tracking_store import artifact_folder, database_file, open_database
 
 MANIFEST = "backup.json"
 DATABASES, FOLDERS, FILES = "databases", "folders", "files"
@@ -106,7 +106,7 @@ def copy_database(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with (
-            contextlib.closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True, timeout=60)) as old,
+            contextlib.closing(open_database(source)) as old,
             contextlib.closing(sqlite3.connect(target)) as new,
         ):
             old.backup(new)

@@ -59,6 +59,15 @@ def artifact_folder(root: Path) -> Path | None:
     return Path(url2pathname(urlsplit(location).path)) if location.startswith("file:") else None
 
 
+def open_database(file: Path) -> sqlite3.Connection:
+    """Open an SQLite database that exists, to read it.
+
+    A writer that was killed leaves its half-written transaction and a journal; only a connection that may write takes
+    it back, on its first look. SQLite itself opens a write-protected file for reading only.
+    """
+    return sqlite3.connect(f"{file.resolve().as_uri()}?mode=rw", uri=True, timeout=60)
+
+
 def tracking_lock(root: Path) -> BaseFileLock:
     """Return the lock, shared by all processes of the project, for steps that look first and then create."""
     from filelock import FileLock
@@ -236,8 +245,10 @@ def _prepared_version(file: Path) -> int | None:
     if not file.is_file():
         return None
     try:
-        with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True, timeout=60)) as connection:
+        with closing(open_database(file)) as connection:
             return int(connection.execute("PRAGMA user_version").fetchone()[0])
+    except sqlite3.OperationalError as error:
+        raise ValueError(f"{file}: cannot be opened now ({error}); it need not be damaged, so leave it there") from None
     except sqlite3.DatabaseError as error:
         raise ValueError(f"{file}: not readable as an SQLite database ({error}); move it away") from None
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tasks.backup import copy_database
 from tasks.tracking_store import (
     artifact_location,
     ensure_experiment,
@@ -92,6 +94,45 @@ def test_a_file_that_is_no_database_is_named_and_kept(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"mlflow\.db: not readable as an SQLite database .*move it away"):
         prepare_database(tmp_path)
     assert file.read_bytes() == before
+
+
+# One page of cache: what is written goes to the file at once, and the old pages to a journal that is synced before.
+KILLED_WRITER = """
+import os, signal, sqlite3
+connection = sqlite3.connect("mlruns/mlflow.db", isolation_level=None)
+connection.execute("PRAGMA cache_size = 1")
+connection.execute("BEGIN")
+connection.execute("UPDATE experiments SET name = 'lost'")
+connection.execute("CREATE TABLE lost (content)")
+for _ in range(100):
+    connection.execute("INSERT INTO lost VALUES (zeroblob(4096))")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("reader", ["step", "backup"])
+def test_a_writer_killed_in_a_transaction_leaves_a_database_that_opens_as_it_was(root: Path, reader: str) -> None:
+    file, journal = root / "mlruns" / "mlflow.db", root / "mlruns" / "mlflow.db-journal"
+    before = file.read_bytes()
+    process = python(KILLED_WRITER, root)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert file.read_bytes() != before
+    assert journal.stat().st_size > 0
+    if reader == "step":
+        prepare_database(root)
+    else:
+        copy_database(file, root / "copy.db")
+        with closing(sqlite3.connect(root / "copy.db")) as copy:
+            assert copy.execute("SELECT name FROM experiments").fetchall() == [("Default",)]
+    assert file.read_bytes() == before
+    assert not journal.exists()
+
+
+def test_a_database_that_cannot_be_opened_now_is_not_called_damaged(root: Path) -> None:
+    (root / "mlruns" / "mlflow.db-journal").mkdir()
+    with pytest.raises(ValueError, match=r"mlflow\.db: cannot be opened now \(.*\); it need not be damaged"):
+        prepare_database(root)
 
 
 def test_a_database_of_a_newer_mlflow_is_refused_and_kept(root: Path) -> None:
