@@ -172,12 +172,8 @@ def roll_back(root: Path, experiment: str, kinds: Sequence[str] | None, why: str
 
 def _latest(client: MlflowClient, experiment: str) -> list[str]:
     """Return the kinds of the newest promotion that can be undone; all kinds where there is none."""
-    newest: dict[str, str] = {}
-    for kind in KINDS:
-        model = registry.find_model(client, registry.model_name(experiment, kind))
-        if model is not None and registry.PREVIOUS in model.aliases:
-            stack = registry.standing(model)
-            newest[kind] = stack[-1].batch if stack else ""
+    found = {kind: registry.latest_batch(client, registry.model_name(experiment, kind)) for kind in KINDS}
+    newest = {kind: batch for kind, batch in found.items() if batch is not None}
     return [kind for kind, batch in newest.items() if batch == max(newest.values())] or list(KINDS)
 
 

@@ -142,7 +142,7 @@ def make_champion(
     RaceError
         When the champion is another one by now, before or after the change was written.
     """
-    model = _settled(client, name)
+    model, _ = _settled(client, name)
     old = aliases(model).get(CHAMPION)
     if old != expected:
         raise RaceError(f"{name}: the champion is version {old or 'none'} by now, not {expected or 'none'}; try again")
@@ -154,8 +154,7 @@ def make_champion(
     client.set_registered_model_alias(name, CHAMPION, number)
     if aliases(model).get(CHALLENGER) == number:
         client.delete_registered_model_alias(name, CHALLENGER)
-    if ROLLED_BACK in client.get_model_version(name, number).tags:
-        client.delete_model_version_tag(name, number, ROLLED_BACK)
+    _unmark(client, name, number)
     _record(client, name, change)
     return change
 
@@ -163,33 +162,82 @@ def make_champion(
 def roll_back(client: MlflowClient, name: str, why: str, batch: str) -> Change:
     """Make `previous` champion again; `previous` becomes who was champion before that one.
 
-    To be called under `registry_lock`. Repeated calls go further back, never forward to what was rolled back.
+    To be called under `registry_lock`. Repeated calls go further back, never forward to what was rolled back. The mark
+    of the version that goes comes first, then the aliases, the tags and the journal: a call after a kill finishes the
+    rollback that was killed, and goes no further back.
 
     Raises
     ------
     ValueError
         When there is nothing to roll back to.
     """
-    model = _settled(client, name)
+    model, finished = _settled(client, name)
+    if finished is not None:
+        return finished
     found, stack = aliases(model), standing(model)
     champion, target = found.get(CHAMPION), found.get(PREVIOUS)
     if champion is None:
         raise ValueError(f"{name}: has no champion; `make models` shows the versions")
-    older = [change.to for change in stack[:-1] if change.to != champion and find_version(client, name, change.to)]
-    if target in (None, champion):
+    if target in (None, champion) or not _can_return(client, name, target):
+        older = _older(client, name, stack)
         target = older[-1] if older else None
     if target is None:
         raise ValueError(f"{name}: version {champion} is the first champion; there is nothing to roll back to")
-    before = older[: len(older) - 1 - older[::-1].index(target)] if target in older else []
     change = Change("rollback", champion, target, person(), _short(why), now(), batch)
+    client.set_model_version_tag(name, champion, ROLLED_BACK, f"{change.when} by {change.who}: {change.why}")
     client.set_registered_model_alias(name, CHAMPION, target)
+    _end_rollback(client, name, change, stack)
+    return change
+
+
+def latest_batch(client: MlflowClient, name: str) -> str | None:
+    """Return the batch of the change that a rollback would undo, or finish undoing; None where there is none."""
+    model = find_model(client, name)
+    if model is None or CHAMPION not in model.aliases:
+        return None
+    champion, stack = aliases(model)[CHAMPION], standing(model)
+    is_known = bool(stack) and (stack[-1].to == champion or _half_rollback(client, name, champion, stack) is not None)
+    if len(stack) < 2 and PREVIOUS not in model.aliases and (is_known or not stack):
+        return None
+    return stack[-1].batch if is_known else now()
+
+
+def _half_rollback(client: MlflowClient, name: str, champion: str, stack: list[Change]) -> Change | None:
+    """Return the rollback that was killed after it had moved the champion; None where there was none.
+
+    The mark that a rollback writes before all else tells it from an alias set by hand.
+    """
+    if not stack or champion == stack[-1].to or champion not in {change.to for change in stack[:-1]}:
+        return None
+    version = find_version(client, name, stack[-1].to)
+    if version is None or ROLLED_BACK not in version.tags:
+        return None
+    when, _, rest = version.tags[ROLLED_BACK].partition(" by ")
+    who, _, why = rest.partition(": ")
+    return Change("rollback", stack[-1].to, champion, who, why, when, when)
+
+
+def _end_rollback(client: MlflowClient, name: str, change: Change, stack: list[Change]) -> None:
+    """Write what follows the champion's alias: `previous` and the journal."""
+    older = _older(client, name, stack)
+    before = older[: len(older) - 1 - older[::-1].index(change.to)] if change.to in older else []
+    before = [number for number in before if number != change.to]
     if before:
         client.set_registered_model_alias(name, PREVIOUS, before[-1])
     else:
         client.delete_registered_model_alias(name, PREVIOUS)
-    client.set_model_version_tag(name, champion, ROLLED_BACK, f"{change.when} by {change.who}: {change.why}")
     _record(client, name, change)
-    return change
+
+
+def _older(client: MlflowClient, name: str, stack: list[Change]) -> list[str]:
+    """Return the former champions that may become champion again, oldest first."""
+    numbers = (change.to for change in stack[:-1] if change.to != stack[-1].to)
+    return [number for number in numbers if _can_return(client, name, number)]
+
+
+def _can_return(client: MlflowClient, name: str, number: str) -> bool:
+    version = find_version(client, name, number)
+    return version is not None and ROLLED_BACK not in version.tags
 
 
 def _record(client: MlflowClient, name: str, change: Change) -> None:
@@ -212,19 +260,33 @@ def _record(client: MlflowClient, name: str, change: Change) -> None:
         raise RaceError(f"{name}: another promotion came at the same time; the champion is version {champion}")
 
 
-def _settled(client: MlflowClient, name: str) -> RegisteredModel:
-    """Return the model; a champion the journal does not know of, set by hand or before a kill, is entered first."""
+def _settled(client: MlflowClient, name: str) -> tuple[RegisteredModel, Change | None]:
+    """Return the model, its champion in the journal, and the killed rollback that had to be finished for it.
+
+    A champion that the journal does not know of otherwise was set by hand, or by a promotion that was killed.
+    """
     model = find_model(client, name)
     if model is None:
         raise ValueError(f"no registered model '{name}'; run `dvc repro register`")
     champion, stack = aliases(model).get(CHAMPION), standing(model)
     if champion is None or (stack and stack[-1].to == champion):
-        return model
+        return model, None
+    half = _half_rollback(client, name, champion, stack)
+    if half is not None:
+        _end_rollback(client, name, half, stack)
+        return client.get_registered_model(name), half
     came_from = stack[-1].to if stack else aliases(model).get(PREVIOUS)
     if came_from == champion:
         came_from = None
+    _unmark(client, name, champion)
     _record(client, name, Change("by hand", came_from, champion, "unknown", "found as champion", now(), now()))
-    return client.get_registered_model(name)
+    return client.get_registered_model(name), None
+
+
+def _unmark(client: MlflowClient, name: str, number: str) -> None:
+    """Let a version that became champion again no longer count as rolled back."""
+    if ROLLED_BACK in client.get_model_version(name, number).tags:
+        client.delete_model_version_tag(name, number, ROLLED_BACK)
 
 
 def _is_entry(tag: str) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +45,9 @@ for turn in range(10):
 """
 
 
-def versions(client: Any, count: int, name: str = NAME) -> None:
+def versions(client: Any, number: int, name: str = NAME) -> None:
     client.create_registered_model(name)
-    for _ in range(count):
+    for _ in range(number):
         client.create_model_version(name, source="file:///nowhere", tags={"fedcore.label": "fedavg"})
 
 
@@ -134,6 +136,106 @@ def test_a_champion_set_by_hand_or_before_a_kill_is_entered_first(root: Path, cl
     ]
     assert promotion.roll_back(root, "digits", ["personal"], "").changes[NAME].to == "2"
     assert aliases(client) == {"champion": "2", "previous": "1"}
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: no `except Exception` of ours stops it."""
+
+
+class Mortal:
+    """A client whose process is killed right after its n-th write."""
+
+    def __init__(self, client: Any, writes: int):
+        self.client, self.left = client, writes
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self.client, name)
+        if not name.startswith(("set_", "delete_")):
+            return call
+
+        def write(*arguments: Any) -> None:
+            call(*arguments)
+            self.left -= 1
+            if self.left == 0:
+                raise Killed
+
+        return write
+
+
+def killed_after_every_write(root: Path, client: Any, work: Callable[[Any], Any]) -> Iterator[int]:
+    """Yield after each n = 1, 2, ...: `work` began where the registry is now and was killed after its n-th write."""
+    with closing(sqlite3.connect(root / "mlruns" / "mlflow.db")) as live, closing(sqlite3.connect(":memory:")) as kept:
+        live.backup(kept)
+        for writes in count(1):
+            kept.backup(live)
+            try:
+                work(Mortal(client, writes))
+            except Killed:
+                yield writes
+            else:
+                break
+        kept.backup(live)
+
+
+def champions(client: Any) -> dict[str, str]:
+    return {name: aliases(client, name)["champion"] for name in ("digits-global", NAME)}
+
+
+def test_a_killed_rollback_is_finished_and_never_goes_forward(
+    root: Path, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After every write: version 3 of both models was promoted at once and is undone, whatever had been done."""
+    for name in ("digits-global", NAME):
+        versions(client, 4, name)
+        for number in (1, 2, 3):
+            promote(root, client, number, f"2026-01-0{number}", name)
+
+    def rollback(by: Any) -> promotion.Rollback:
+        monkeypatch.setattr(promotion, "open_client", lambda _: by)
+        return promotion.roll_back(root, "digits", None, "bad: slow")
+
+    written = [(None, "1"), ("1", "2"), ("2", "3"), ("3", "2")]
+    kills = 0
+    for kills in killed_after_every_write(root, client, rollback):
+        if kills < 20:  # the twentieth is the last entry of the journal
+            rollback(client)
+        for name in ("digits-global", NAME):
+            assert aliases(client, name) == {"champion": "2", "previous": "1"}, kills
+            entries = registry.journal(client.get_registered_model(name))
+            assert [(entry.came_from, entry.to) for entry in entries] == written, kills
+            assert (entries[-1].how, entries[-1].why) == ("rollback", "bad: slow")
+            assert entries[-1].who == entries[0].who
+        rollback(client)
+        assert champions(client) == {"digits-global": "1", NAME: "1"}
+    assert kills == 20
+
+
+def test_a_version_whose_rollback_was_killed_is_not_gone_back_to(root: Path, client: Any) -> None:
+    versions(client, 4)
+    for number in (1, 2, 3):
+        promote(root, client, number)
+    for kills in killed_after_every_write(root, client, lambda by: registry.roll_back(by, NAME, "bad", "c")):
+        promote(root, client, 4)
+        assert promotion.roll_back(root, "digits", ["personal"], "").changes[NAME].to == "2", kills
+        assert promotion.roll_back(root, "digits", ["personal"], "").changes[NAME].to == "1", kills
+
+
+def test_a_killed_promotion_alone_is_undone(root: Path, client: Any) -> None:
+    """Version 3 was rolled back once, and is promoted again by force; its second write moves the champion."""
+    for name in ("digits-global", NAME):
+        versions(client, 3, name)
+        for number in (1, 2):
+            promote(root, client, number, f"2026-01-0{number}", name)
+    promote(root, client, 3)
+    promotion.roll_back(root, "digits", ["personal"], "bad")
+
+    def force(by: Any) -> registry.Change:
+        return registry.make_champion(by, NAME, "3", "forced", "", "2026-01-03", "2")
+
+    for kills in killed_after_every_write(root, client, force):
+        promotion.roll_back(root, "digits", None, "")
+        expected = {"digits-global": "1", NAME: "1"} if kills == 1 else {"digits-global": "2", NAME: "2"}
+        assert champions(client) == expected, kills
 
 
 def test_a_decision_against_a_former_champion_is_refused(root: Path, client: Any) -> None:
