@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import glob
 import json
 import os
 import shutil
@@ -31,23 +34,41 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path | str) -> Iterator[Path]:
-    """Yield a temporary folder beside `path` that replaces it if the block succeeds and vanishes if it fails."""
+    """Yield a temporary folder that replaces `path` if the block succeeds and vanishes if it fails.
+
+    A kill leaves a hidden folder beside `path`, which the next write of `path` that succeeds removes.
+    """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    holder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    lock = os.open(holder, os.O_RDONLY)
     try:
+        with contextlib.suppress(OSError):  # a file system without locks: leftovers stay there
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        temporary = holder / "new"
+        temporary.mkdir()
         with _named(target):
             yield temporary
         temporary.chmod(0o755)
         if target.is_dir():
-            old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
-            target.replace(old / "was")
-            temporary.replace(target)
-            shutil.rmtree(old)
-        else:
-            temporary.replace(target)
+            target.replace(holder / "was")
+        temporary.replace(target)
+        _sweep(target)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(holder, ignore_errors=True)
+        os.close(lock)
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed writes of `target` left: folders whose lock nobody holds any more."""
+    for left in target.parent.glob(f".{glob.escape(target.name)}.????????"):
+        with contextlib.suppress(OSError):
+            lock = os.open(left, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 @contextmanager

@@ -92,7 +92,7 @@ def _read_all(folder: Path, experiment: str | None) -> tuple[list[Run], list[str
     if not folder.is_dir():
         raise ValueError(f"{folder}: does not exist; run `dvc repro`")
     runs, problems = [], []
-    for path in sorted(folder.glob("*/config.json")):
+    for path in sorted(folder.glob("[!.]*/config.json")):
         try:
             config = read_json(path)
             missing = [key for key in ("experiment", "label", "seed", "run_key") if key not in config]

@@ -234,6 +234,19 @@ def test_a_broken_folder_is_named_and_the_others_are_published(
     assert list(runs_by_name(client)) == ["fedavg-0"]
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_hidden_folder_that_a_killed_training_left_is_passed_over(
+    project: Project, client: Any, is_whole: bool
+) -> None:
+    left = project.add("fedavg", 0).rename(project.root / "runs" / ".fedavg-0.a1b2c3d4")
+    if not is_whole:
+        (left / "clients.parquet").unlink()
+    project.add("fedavg", 0, train={"lr": 0.5})
+    first, second = (publish(project.root, project.root / "runs") for _ in range(2))
+    assert (first.problems, first.runs_written, len(first.run_ids)) == ([], 1, 1)
+    assert (second.problems, second.runs_written, second.summaries_written) == ([], 0, 0)
+
+
 def test_runs_that_the_comparison_does_not_name_are_not_summarised(project: Project, client: Any) -> None:
     project.add("fedavg", 0)
     project.write_comparison()
