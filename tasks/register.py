@@ -19,7 +19,7 @@ from tasks.files import read_json, write_json
 from tasks.model_card import Subject, write_card
 from tasks.model_folder import save_model
 from tasks.parameters import run_step
-from tasks.run_files import FILE_TAG, file_hashes
+from tasks.run_files import FALLBACK_TAG, FILE_TAG, file_hashes
 from tasks.run_folder import Run, read_runs
 from tasks.tracking_runs import KEY, as_number, lineage_tags
 from tasks.tracking_store import ensure_experiment, open_client, readable_errors, tracking_lock
@@ -215,6 +215,7 @@ def _version_tags(winner: Winner) -> dict[str, str]:
     }
     if winner.fallback is not None:
         tags["fedcore.fallback"] = f"{winner.fallback.label}-{winner.fallback.seed}"
+        tags |= {f"{FALLBACK_TAG}{name}": digest for name, digest in file_hashes(winner.fallback.folder).items()}
     if winner.last_round_score is not None:
         tags[f"{SCORE}_last_round"] = repr(winner.last_round_score)
     return tags

@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 FILE_TAG = "file."  # tag of a version: the hash of a file of its run
+FALLBACK_TAG = "fallback.file."  # the same of the run whose global model serves unknown clients
 # Not timing.csv, whose seconds always differ, and not lineage.json, which names the commit.
 REPRODUCIBLE = (
     "config.json",

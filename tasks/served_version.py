@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 from tasks.parameters import read_config
+from tasks.run_files import FALLBACK_TAG, FILE_TAG, file_hashes
 from tasks.tracking_store import open_client, readable_errors
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def opened_version(root: Path, arguments: argparse.Namespace) -> Iterator[Served
     Raises
     ------
     ValueError
-        One line: there is no such model, version or alias, or its files are gone.
+        One line: there is no such model, version or alias, or its files are gone or not those that were registered.
     """
     model = arguments.model or _usual_model(root, arguments.kind or arguments.usual_kind)
     if arguments.model and arguments.kind:
@@ -84,7 +85,30 @@ def opened_version(root: Path, arguments: argparse.Namespace) -> Iterator[Served
             raise ValueError(
                 f"{found.name} version {found.version}: its files are gone ({source}); run `dvc repro -f register`"
             )
-        yield ServedVersion(found.name, int(found.version), folder, dict(found.tags))
+        version = ServedVersion(found.name, int(found.version), folder, dict(found.tags))
+        _require_registered_files(version, source)
+        yield version
+
+
+def _require_registered_files(version: ServedVersion, source: str) -> None:
+    """Compare weights and settings with the hashes the version was registered with; every byte is read once.
+
+    Only the personal model's own ``personal.safetensors`` is the run's; elsewhere it is an empty one.
+    """
+    shared = ("config.json", "model.safetensors")
+    expected = {
+        "run": (FILE_TAG, (*shared, "personal.safetensors") if version.is_personal else shared),
+        "fallback": (FALLBACK_TAG, shared),
+    }
+    for part, (tag, names) in expected.items():
+        found = file_hashes(version.folder / "artifacts" / part)
+        for name in names:
+            if version.tags.get(f"{tag}{name}", found.get(name)) != found.get(name):
+                raise ValueError(
+                    f"{version.name} version {version.version}: {part}/{name} is missing or not the file that was"
+                    f" registered ({source}); put it back from a backup, or move that folder away and run"
+                    " `dvc repro -f register`, which stores the present winner's files again"
+                )
 
 
 def _usual_model(root: Path, kind: str) -> str:

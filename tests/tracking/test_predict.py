@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file, save
 
 from fedcore.engine.serving import Service
 from tasks import predict as step
@@ -253,6 +254,47 @@ def test_a_version_whose_files_are_gone(project: Project, run: Run) -> None:
     assert (code, len(err)) == (1, 1)
     assert err[0].startswith("error: digits-personal version 1: its files are gone (file:")
     assert err[0].endswith("run `dvc repro -f register`")
+
+
+def test_files_that_are_not_those_that_were_registered_answer_nothing(project: Project, client: Any, run: Run) -> None:
+    for label in ("fedavg", "local"):
+        project.add(label, 0, val=(0.5, 0.75, 0.625) if label == "local" else (0.25, 0.5, 0.375))
+    register(project.root, project.root / "runs", project.comparison(), project.dataset)
+    Path("rows.csv").write_text(GOOD)
+    folders = {}
+    for kind in ("global", "personal"):
+        source = client.get_model_version_download_uri(f"digits-{kind}", "1")
+        folders[kind] = Path(source.removeprefix("file://"))
+        weights = folders[kind] / "artifacts" / "run" / "model.safetensors"
+        others = weights.with_name("personal.safetensors").read_bytes()
+        flipped = others[:-1] + bytes([others[-1] ^ 1])
+        not_numbers = save({name: np.full_like(value, np.nan) for name, value in load_file(weights).items()})
+        damages = {"run/model.safetensors": [others, not_numbers, b""], "run/config.json": [b"{}"]}
+        if kind == "personal":
+            damages |= {"run/personal.safetensors": [flipped], "fallback/model.safetensors": [not_numbers]}
+        for name, contents in damages.items():
+            file = folders[kind] / "artifacts" / name
+            right = file.read_bytes()
+            for content in contents:
+                file.write_bytes(content)
+                assert (name, *run("rows.csv", "a.csv", "--model", f"digits-{kind}")) == (
+                    name,
+                    1,
+                    [],
+                    [
+                        f"error: digits-{kind} version 1: {name} is missing or not the file that was registered"
+                        f" ({source}); put it back from a backup, or move that folder away and run"
+                        " `dvc repro -f register`, which stores the present winner's files again"
+                    ],
+                )
+                assert not Path("a.csv").exists()
+            file.write_bytes(right)
+        assert run("rows.csv", "a.csv", "--model", f"digits-{kind}")[0] == 0
+        Path("a.csv").unlink()
+    file.write_bytes(b"")
+    folders["personal"].rename("away")
+    register(project.root, project.root / "runs", project.comparison(), project.dataset)
+    assert run("rows.csv", "a.csv", "--model", "digits-personal")[0] == 0
 
 
 def test_a_table_without_rows_gets_an_answer_without_rows(registry: Project, run: Run) -> None:
