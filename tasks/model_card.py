@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ def write_card(folder: Path, subject: Subject) -> str:
     text = "\n\n".join([f"## {title}\n\n{body}" if title else body for title, body in sections]) + "\n"
     folder.mkdir(parents=True)
     (folder / "card.md").write_text(text, encoding="utf-8")
-    html = MarkdownIt("commonmark").enable("table").render(text)
+    html = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     (folder / "card.html").write_text(_STYLE + html, encoding="utf-8")
     if picture.is_file():
         shutil.copyfile(picture, folder / "partition.png")
@@ -127,7 +128,7 @@ def _about(subject: Subject) -> str:
 
 def _data(federation: Federation, lineage: Mapping[str, Any]) -> str:
     data = federation.dataset
-    names = ", ".join(data.class_names[:_CLASSES]) + (", …" if data.num_classes > _CLASSES else "")
+    names = ", ".join(map(_literal, data.class_names[:_CLASSES])) + (", …" if data.num_classes > _CLASSES else "")
     sizes = {split: int(federation.sizes(split).sum()) for split in ("train", "val", "test")}
     rows = [
         ("source", f"`{data.name}`"),
@@ -194,7 +195,13 @@ def _worst(subject: Subject, federation: Federation) -> str:
     for client in order[:WORST]:
         most = int(counts[client].argmax())
         share = counts[client][most] / max(counts[client].sum(), 1)
-        cells = (client, trains[client], int((counts[client] > 0).sum()), f"{names[most]} ({share:.0%})", tests[client])
+        cells = (
+            client,
+            trains[client],
+            int((counts[client] > 0).sum()),
+            f"{_literal(names[most])} ({share:.0%})",
+            tests[client],
+        )
         rows.append((*map(str, cells), _percent(found[client])))
     head = ("client", "train examples", "classes", "most frequent class", "test examples", "test accuracy")
     # No interval: the usual ones hold for a client named beforehand, not for the lowest of many.
@@ -232,6 +239,11 @@ def _limits(subject: Subject, federation: Federation, lineage: Mapping[str, Any]
     if lineage.get("clean") is False:
         lines.append(f"The run is marked: {lineage.get('why')}.")
     return "\n".join(f"- {line}" for line in lines)
+
+
+def _literal(name: str) -> str:
+    """Return a name that came with the data as markdown that shows just that: no link, image, tag or emphasis."""
+    return re.sub(r"[\\`*_\[\]<>&!~]", r"\\\g<0>", " ".join(name.split()))
 
 
 def _percent(value: float) -> str:

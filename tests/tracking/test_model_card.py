@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from fedcore.data import dataset as datasets
 from tasks.register import register
 from tests.tracking.conftest import Project
 from tests.tracking.test_promotion import CLIENTS, Registered
@@ -52,3 +55,41 @@ def test_a_version_carries_its_card(project: Project, client: Any) -> None:
     assert text.startswith("# digits-global: fedavg, seed 1\n\nOne model for everybody")
     assert len(version.description) < 5000
     assert version.tags["file.model.safetensors"]
+
+
+class Page(HTMLParser):
+    """The tags of a page, and what its table cells show."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.tags: set[str] = set()
+        self.cells: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.add(tag)
+        if tag in ("td", "th"):
+            self.cells.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.cells:
+            self.cells[-1] += data
+
+
+def test_class_names_are_shown_and_not_run(project: Project, client: Any) -> None:
+    names = (
+        "<img src=x onerror=alert(1)>",
+        "![a](https://example.org/a.png) <https://example.org>",
+        "*a* _b_ `c` \\ &lt; | [d](https://example.org)",
+    )
+    world = Registered(project)
+    datasets.save(replace(datasets.load(project.dataset), class_names=names), project.dataset)
+    inputs = {"shape": [1, 2, 2], "class_names": names, "offset": [8.0], "scale": [0.125]}
+    project.add("fedavg", 0, partition=world.hash, clients={"training": CLIENTS, "unseen": 0}, input=inputs)
+    register(project.root, project.root / "runs", project.comparison(), project.dataset, world.partition)
+    folder = Path(client.get_model_version_download_uri("digits-global", "1").removeprefix("file://")) / "card"
+    page = Page((folder / "card.html").read_text())
+    cells = [cell.strip() for cell in page.cells]
+    assert not page.tags & {"img", "script", "a", "em"}
+    assert f"3: {', '.join(names)}" in cells
+    assert any(cell.startswith(f"{names[0]} (") for cell in cells)
