@@ -92,6 +92,8 @@ def _numbers(value: Any, row: int) -> np.ndarray:
         # Numpy would read "1" as 1; an object may be a number or nothing among numbers.
         if found.ndim and found.dtype.kind in "iufO":
             return found.astype(np.float64).ravel()
+    except OverflowError:
+        raise InputError(f"row {row}: a feature is an integer beyond floating point, expected finite numbers") from None
     except (TypeError, ValueError):
         pass
     raise InputError(f"row {row}: features are no list of numbers")

@@ -1,7 +1,7 @@
 """Answer HTTP requests with a registered model: MLflow's scoring server, with every mistake as one line.
 
-``mlflow models serve`` does the same; beyond it, this server says what is wrong in one line, and a request without a
-content type gets 415 instead of 500.
+``mlflow models serve`` does the same; beyond it, this server says what is wrong in one line, and answers 4xx instead of
+500 to a request without a content type and to JSON that Python cannot read.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 HOST = "127.0.0.1"
 # Not text/csv, which MLflow offers: it has no lists, so no features. `tasks.predict` reads CSV.
 CONTENT_TYPES = ("application/json", "application/vnd.apache.parquet")
+_SHOWN = 40  # characters of a wrong value in a message
 
 
 class PlainErrors:
@@ -49,6 +50,12 @@ class PlainErrors:
                 return
         started: Message = {}
         body = b""
+        asked = bytearray()
+
+        async def kept() -> Message:
+            message = await receive()
+            asked.extend(message.get("body", b""))
+            return message
 
         async def shortened(message: Message) -> None:
             nonlocal started, body
@@ -58,10 +65,37 @@ class PlainErrors:
                 await send(message)
             else:
                 body += message.get("body", b"")
-                if not message.get("more_body"):
-                    await _answer(send, HTTPStatus(started["status"]), one_line(body))
 
-        await self._app(scope, receive, shortened)
+        try:
+            await self._app(scope, kept, shortened)
+        except Exception as error:
+            reason = mistake(error, asked)
+            if started and reason is not None:
+                await _answer(send, HTTPStatus.BAD_REQUEST, reason)
+                return
+            if started:
+                await _answer(send, HTTPStatus.INTERNAL_SERVER_ERROR, one_line(body))
+            raise
+        if started:
+            await _answer(send, HTTPStatus(started["status"]), one_line(body))
+
+
+def mistake(error: Exception, body: bytes | bytearray) -> str | None:
+    """Return what is wrong with the JSON of a request that MLflow failed on; None if the request is not to blame."""
+    if isinstance(error, RecursionError):
+        return "the JSON is nested too deeply"
+    try:
+        table = json.loads(body)["dataframe_split"]
+    except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError, RecursionError):
+        return None
+    except ValueError as unreadable:
+        # An integer of too many digits; the message goes on with the setting that lets Python read more.
+        return str(unreadable).split(";")[0]
+    columns = table.get("columns") if isinstance(table, dict) else None
+    for name in columns if isinstance(columns, list) else []:
+        if isinstance(name, list | dict):
+            return f"column name {json.dumps(name)[:_SHOWN]} is no text"
+    return None
 
 
 def one_line(body: bytes) -> str:
@@ -95,6 +129,8 @@ def application(model: PyFuncModel) -> App:
 
 
 def _require_free(port: int) -> None:
+    if not 1 <= port <= 65535:
+        raise ValueError(f"port {port} does not exist; expected 1 to 65535: PORT=5002")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

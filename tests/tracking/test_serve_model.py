@@ -21,9 +21,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.serve_model import application, one_line
+from tasks import serve_model
+from tasks.serve_model import application, mistake, one_line
 from tasks.served_version import opened_version
-from tests.tracking.conftest import Project, logits_by_hand
+from tests.tracking.conftest import CommandLine, Project, logits_by_hand
 
 X = [0, 1, 2, 16]  # whole numbers, as pixels are
 JSON = "application/json"
@@ -166,6 +167,10 @@ WRONG: dict[str, tuple[Any, str]] = {
         records({"client_id": 3, "features": [*X[:3], 1e300]}),
         "row 0: feature 3 is 1e+300, expected a finite number",
     ),
+    "an integer beyond floating point": (
+        records({"client_id": 3, "features": [*X[:3], 10**400]}),
+        "row 0: a feature is an integer beyond floating point, expected finite numbers",
+    ),
     "one number": (records({"client_id": 3, "features": 3}), "row 0: features are no list of numbers"),
     "null": (records({"client_id": 3, "features": None}), "row 0: features are no list of numbers"),
     "a text": (records({"client_id": 3, "features": "abc"}), "row 0: features are no list of numbers"),
@@ -232,6 +237,46 @@ def test_whatever_is_sent_the_answer_is_a_reason_in_one_line(server: Client, cas
     assert "Traceback" not in answer["error"]
 
 
+UNREADABLE = {
+    "nested": (b"[" * 3000 + b"]" * 3000, "the JSON is nested too deeply"),
+    "nested further": (b'{"a":' * 100_000, "the JSON is nested too deeply"),
+    "many digits": (
+        b'{"dataframe_records": [{"client_id": ' + b"9" * 6000 + b"}]}",
+        "Exceeds the limit (4300 digits) for integer string conversion: value has 6000 digits",
+    ),
+    "a list as column name": (
+        json.dumps({"dataframe_split": {"columns": [["client_id"], "features"], "data": [[3, X]]}}).encode(),
+        'column name ["client_id"] is no text',
+    ),
+    "a dictionary as column name": (
+        json.dumps({"dataframe_split": {"columns": ["client_id", {}], "data": [[3, X]]}}).encode(),
+        "column name {} is no text",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_json_that_mlflow_fails_on_is_the_senders_mistake(server: Client, case: str) -> None:
+    body, message = UNREADABLE[case]
+    assert server.ask(body) == (400, {"error": message})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b"[1]",
+        b"PAR1",
+        b"\xff",
+        b'{"dataframe_split": [1]}',
+        b'{"dataframe_split": {"columns": 3}}',
+        b'{"dataframe_split": {}}',
+    ],
+)
+def test_a_failure_that_is_not_the_senders_stays_one(body: bytes) -> None:
+    assert mistake(RuntimeError("out of threads"), body) is None
+
+
 @pytest.mark.parametrize("content_type", [None, "text/csv", "application/x-www-form-urlencoded", ""])
 def test_other_content_types_are_refused(server: Client, content_type: str | None) -> None:
     status, answer = server.ask(records({"client_id": 3, "features": X}), content_type)
@@ -275,6 +320,12 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("port", ["99999", "0", "-1"])
+def test_a_port_that_does_not_exist(project: Project, command_line: CommandLine, port: str) -> None:
+    found = command_line(serve_model)("--model", "digits-personal", "--port", port)
+    assert found == (1, [], [f"error: port {port} does not exist; expected 1 to 65535: PORT=5002"])
 
 
 @contextlib.contextmanager
