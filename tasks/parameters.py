@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from fedcore.data.dataset import Dataset
 
 
+_TOO_DEEP = "nested too deeply"
+
+
 class ParametersError(ValueError):
     """``params.yaml`` is wrong: one line per mistake, each with file and line."""
 
@@ -35,6 +38,8 @@ def read_config(path: Path | str = "params.yaml") -> Config:
     document = _load(Path(path))
     try:
         return validate(_plain(document))
+    except RecursionError:
+        raise ParametersError(f"{path}: {_TOO_DEEP}") from None
     except ConfigError as error:
         raise ParametersError(explain(error.problems, path, document)) from None
 
@@ -43,6 +48,8 @@ def parse(text: str, where: str) -> Any:
     """Return a piece of YAML given on a command line, as plain values; `where` begins the message of a mistake."""
     try:
         return _plain(YAML(typ="rt").load(text))
+    except RecursionError:
+        raise ParametersError(f"{where}: {_TOO_DEEP}") from None
     except YAMLError as error:
         raise ParametersError(f"{where}: not valid YAML ({' '.join(str(error).split())})") from None
 
@@ -89,8 +96,11 @@ def run_step(main: Callable[[], None]) -> None:
     """Run a command line's `main`; a mistake a person can mend becomes ``error: ...`` and exit code 1."""
     try:
         main()
-    except (ValueError, OSError) as error:
-        for line in (_no_room(error) or str(error)).splitlines() or [type(error).__name__]:
+    except (ValueError, OSError, MemoryError, RuntimeError) as error:
+        message = _no_room(error) or _no_memory(error)
+        if message is None and not isinstance(error, ValueError | OSError):
+            raise
+        for line in (message or str(error)).splitlines() or [type(error).__name__]:
             print(f"error: {line}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
@@ -107,9 +117,20 @@ def _no_room(error: Exception) -> str | None:
     return f"{where}{what}. Make room and run the same command again; a training goes on from its checkpoint"
 
 
+def _no_memory(error: Exception) -> str | None:
+    """Return what to do when memory is short; PyTorch says so by a `RuntimeError`, with its stack below."""
+    said = str(error).partition("\n")[0]
+    is_torch = isinstance(error, RuntimeError) and ("can't allocate memory" in said or "out of memory" in said)
+    if not is_torch and not isinstance(error, MemoryError):
+        return None
+    return f"not enough memory ({said or 'no more is said'}). Free some, or make a size in params.yaml smaller"
+
+
 def _load(path: Path) -> Any:
     try:
         return YAML(typ="rt").load(path)
+    except RecursionError:
+        raise ParametersError(f"{path}: {_TOO_DEEP}") from None
     except FileNotFoundError:
         raise ParametersError(f"{path}: does not exist; run from the project's root folder") from None
     except MarkedYAMLError as error:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedcore.config.sections import Count, Section
+from fedcore.config.sections import Count, Section, Width
 
 BatchNormPolicy = Literal["sync", "local_stats", "local_all"]
 
@@ -24,7 +24,7 @@ class Mlp(Section):
 
     needs_images: ClassVar[bool] = False
     name: Literal["mlp"]
-    hidden: Annotated[list[Count], Field(min_length=1)] = [200]
+    hidden: Annotated[list[Width], Field(min_length=1)] = [200]
 
 
 class Cnn(Section):
@@ -32,8 +32,8 @@ class Cnn(Section):
 
     needs_images: ClassVar[bool] = True
     name: Literal["cnn"]
-    channels: tuple[Count, Count] = (32, 64)
-    hidden: Count = 512
+    channels: tuple[Width, Width] = (32, 64)
+    hidden: Width = 512
     norm: Literal["none", "batch", "group"] = "none"
     # What of batch normalisation travels: everything / all but the running statistics / nothing.
     batch_norm: BatchNormPolicy = "sync"
@@ -64,7 +64,7 @@ class Vgg11(Section):
     needs_images: ClassVar[bool] = True
     name: Literal["vgg11"]
     # Of the first convolution; the later ones have 2, 4 and 8 times as many channels.
-    width: Count = 64
+    width: Width = 64
 
 
 class ResNet(Section):
@@ -75,7 +75,7 @@ class ResNet(Section):
     depth: Literal[10, 18, 34, 50] = 18
     stem: Literal["cifar", "stock"] = "cifar"
     # Of the first stage; each later one has twice as many channels.
-    width: Count = 64
+    width: Width = 64
     norm: Literal["batch", "group"] = "batch"
     batch_norm: BatchNormPolicy = "sync"
 
@@ -87,7 +87,7 @@ class Cct(Section):
     name: Literal["cct"]
     layers: Count = 7
     heads: Count = 4
-    width: Count = 256
+    width: Width = 256
 
     @model_validator(mode="after")
     def _heads_share_the_width(self) -> Self:
@@ -104,7 +104,7 @@ class FastText(Section):
     name: Literal["fast_text"]
     # Token ids are below it; 0 is padding.
     vocabulary: Count = 98_635
-    width: Count = 32
+    width: Width = 32
 
 
 class HarCnn(Section):
@@ -112,8 +112,8 @@ class HarCnn(Section):
 
     needs_images: ClassVar[bool] = False
     name: Literal["har_cnn"]
-    channels: tuple[Count, Count] = (32, 64)
-    hidden: tuple[Count, Count] = (1024, 512)
+    channels: tuple[Width, Width] = (32, 64)
+    hidden: tuple[Width, Width] = (1024, 512)
 
     @model_validator(mode="before")
     @classmethod

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedcore.config.dataset import Dataset
-from fedcore.config.sections import Count, NonNegative, Positive, Section, Seed
+from fedcore.config.sections import Count, LearningRate, NonNegative, Section, Seed, Width
 
 
 class NoiseVirtual(Section):
@@ -26,10 +26,10 @@ class StyleganVirtual(Section):
     generator: Literal["stylegan"]
     per_class: Count = 200
     seed: Seed = 0
-    latent: Count = 64  # the paper: 256 for 100 classes
+    latent: Width = 64  # the paper: 256 for 100 classes
     mean_spread: NonNegative = 0.5
     spread: NonNegative = 0.3  # the paper: 0.2 for 100 classes, 0.15 for 200
-    width: Count = 512  # channels of every layer; time falls with its square
+    width: Width = 512  # channels of every layer; time falls with its square
     classes: Count | None = None  # as of the noise
 
 
@@ -39,11 +39,11 @@ class CnnVirtual(Section):
     generator: Literal["cnn"]
     per_class: Count = 200
     seed: Seed = 0
-    latent: Count = 64
-    width: Count = 64  # channels of every convolution; time falls with its square
+    latent: Width = 64
+    width: Width = 64  # channels of every convolution; time falls with its square
     diversity_steps: Annotated[int, Field(ge=0)] = 50  # that make a network's images differ; nearly all of the time
     diversity_batch: Annotated[int, Field(ge=2)] = 64
-    diversity_lr: Positive = 0.01
+    diversity_lr: LearningRate = 0.01
     classes: Count | None = None  # as of the noise
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from fedcore.config.sections import Count, NonNegative, Positive, Section, Seed
+from fedcore.config.sections import Count, LearningRate, Section, Seed
 
 
 class Augment(Section):
@@ -44,9 +44,9 @@ class Train(Section):
     # A last batch that is not full: kept short, filled up with the client's own examples, or dropped.
     last_batch: Literal["keep", "wrap", "drop"] = "keep"
     sampling: Literal["epochs", "replacement"] = "epochs"
-    lr: Positive = 0.05
+    lr: LearningRate = 0.05
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    weight_decay: NonNegative = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0  # the learning rate is lr * lr_decay**n
     lr_decay_by: Literal["round", "participation"] = "round"  # n: rounds so far, or those the client took part in
     momentum_state: Literal["fresh", "kept"] = "fresh"  # of a client, at the start of its local training

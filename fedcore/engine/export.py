@@ -167,10 +167,12 @@ def load_predictor(folder: Path) -> Predictor:
     """
     try:
         config = json.loads((folder / "config.json").read_text())
+        if not isinstance(config, dict):
+            raise ValueError(f"config.json: expected an object, got {type(config).__name__}")
         personal = PersonalFile(folder / "personal.safetensors")
         return Predictor(config, load_file(folder / "model.safetensors"), personal)
-    except (OSError, json.JSONDecodeError, KeyError, SafetensorError) as error:
-        raise ValueError(f"{folder}: not a complete run folder ({error})") from None
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ValueError(f"{folder}: not a complete run folder ({' '.join(str(error).split())})") from None
 
 
 def _save(leaves: Mapping[str, Tensor]) -> bytes:

@@ -33,6 +33,8 @@ class PersonalFile:
     ------
     OSError, safetensors.SafetensorError
         If the file is missing or not readable.
+    ValueError
+        If a leaf has no row, or more than one, for each client.
     """
 
     def __init__(self, path: Path):
@@ -42,6 +44,10 @@ class PersonalFile:
         self._own = [name for name in names if name.startswith(_OWN)]
         self._shared = [name for name in names if name.startswith(_SHARED)]
         self.clients = frozenset(self._rows)
+        for name in self._own:
+            shape = self._file.get_slice(name).get_shape()
+            if shape[:1] != [len(self._rows)]:
+                raise ValueError(f"{path.name}: {name} has shape {shape}, expected {len(self._rows)} rows")
 
     def leaves(self, client: int) -> Params:
         """Return parameters and buffers of one client's model; KeyError if it has none."""

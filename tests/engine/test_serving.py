@@ -143,11 +143,21 @@ def test_a_fallback_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["personal.safetensors", "model.safetensors", "config.json"])
-@pytest.mark.parametrize("content", [None, b"", b"\x10\0\0\0\0\0\0\0{}"])
+@pytest.mark.parametrize("content", [None, b"", b"[]", b"\x10\0\0\0\0\0\0\0{}"])
 def test_a_missing_or_broken_file_is_one_line(name: str, content: bytes | None, tmp_path: Path) -> None:
     write(tmp_path, trained("fedavg"), "fedavg")
     (tmp_path / name).unlink()
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=r"not a complete run folder \(.+\)$"):
+        load_predictor(tmp_path)
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_a_leaf_needs_a_row_for_every_client(tmp_path: Path, rows: int) -> None:
+    write(tmp_path, trained("fedavg"), "fedavg")
+    leaves = {"clients": torch.tensor([3, 5, 8]), "own/head.bias": torch.zeros(rows, 3)}
+    save_file(leaves, tmp_path / "personal.safetensors")
+    message = rf"personal.safetensors: own/head.bias has shape \[{rows}, 3\], expected 3 rows"
+    with pytest.raises(ValueError, match=message):
         load_predictor(tmp_path)

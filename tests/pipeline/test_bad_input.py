@@ -16,6 +16,8 @@ IMAGES = {"generator": "images", "source": {"name": "digits"}}
 WRONG = [
     ("train.roundz", 3, "params.yaml:*: train.roundz: unknown key 'roundz'; did you mean 'rounds'?"),
     ("train.lr", -1, "train.lr: input should be greater than 0, got -1"),
+    ("train.lr", 1e39, "train.lr: input should be less than or equal to 1000000, got 1e+39"),
+    ("train.weight_decay", 1e39, "train.weight_decay: input should be less than or equal to 1000000, got 1e+39"),
     ("train.lr", "fast", "train.lr: input should be a valid number, got 'fast'"),
     ("train.executor", "stak", "train.executor: 'stak' is not valid; did you mean 'stacked'?"),
     ("train.evaluate_every", 9, "train: evaluate_every (9) must not exceed rounds (3)"),
@@ -24,6 +26,7 @@ WRONG = [
     ("partition.alhpa", 1.0, "partition.alhpa: unknown key 'alhpa'; did you mean 'alpha'?"),
     ("partition", {"scheme": "natural"}, "partition.scheme 'natural' needs a data set with clients of its own"),
     ("partition.scheme", ..., "partition.scheme: missing; it is required"),
+    ("model.hidden", [16, 10**11], "model.hidden.1: input should be less than or equal to 1000000, got 100000000000"),
     ("model.hidden", [], "model.hidden: list should have at least 1 item"),
     ("methods.fedagv", {}, "methods.fedagv: 'fedagv' is no method and names neither 'method' nor 'add'; did you mean"),
     ("methods.new", {"method": "fedagv"}, "methods.new.method: 'fedagv' does not exist; did you mean 'fedavg'?"),
@@ -123,6 +126,7 @@ def test_every_mistake_is_named_with_its_line(project, step):
         (b"\xff\xfe\x00", "params.yaml"),
         (b"- 1\n", "params.yaml:1: params: expected a mapping of sections"),
         (b"", "params.yaml:1: params: expected a mapping of sections"),
+        (b"a: " + b"[" * 2000 + b"]" * 2000, "params.yaml: nested too deeply"),
     ],
 )
 def test_a_broken_file_is_one_line(project, step, content, message):
@@ -137,6 +141,37 @@ def test_a_missing_file_is_one_line(project, step):
     (project.folder / "params.yaml").unlink()
     expected = "error: params.yaml: does not exist; run from the project's root folder"
     assert step(check.main, "--out", "check.json") == (1, [expected])
+
+
+def test_more_than_the_memory_holds_is_one_line(project, step):
+    assert step(prepare.main, "--out", "data/set")[0] == 0
+    project.edit("virtual", {"generator": "noise", "per_class": 10**12})
+    with unchanged(project.folder):
+        code, lines = step(virtual.main, "--dataset", "data/set", "--out", "data/virtual")
+    assert code == 1
+    assert len(lines) == 1
+    assert lines[0].startswith("error: not enough memory (Unable to allocate ")
+
+
+TORCH = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
+
+
+@pytest.mark.parametrize("error", [RuntimeError(f"{TORCH} allocate 4e12 bytes.\nframe #0: x"), MemoryError()])
+def test_a_lack_of_memory_is_one_line(step, error):
+    def main():
+        raise error
+
+    code, lines = step(main)
+    assert (code, len(lines)) == (1, 1)
+    assert lines[0].startswith("error: not enough memory (")
+
+
+def test_another_error_keeps_its_traceback(step):
+    def main():
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        step(main)
 
 
 @pytest.fixture
