@@ -4,6 +4,8 @@ Every GPU has a folder of leases. A lease is a file, locked (flock) by whoever h
 guard of what a run starts (`flows.processes`), so it lasts until the training has ended, and no longer, however that
 ends. Its content says how many bytes of the GPU's memory the run may use: a run whose peak was measured before takes
 that much, so that several share a GPU; one never measured takes a whole GPU. A machine without GPUs limits nothing.
+
+Whoever may write in the folder takes part: what others may do with it, they may do with the lock in it.
 """
 
 from __future__ import annotations
@@ -136,6 +138,11 @@ def lease(
         Who holds it, for people.
     on_wait
         Called once when no GPU has room now.
+
+    Raises
+    ------
+    PermissionError
+        If the folder is another user's, who does not share it.
     """
     if not gpus:
         yield None
@@ -160,7 +167,7 @@ def held_bytes(folder: Path, gpu: str) -> dict[str, int]:
 
 
 def _take(folder: Path, gpus: Sequence[Gpu], wanted: int | None, holder: str) -> Lease | None:
-    with (folder / "lock").open("a") as mutex:
+    with _mutex(folder) as mutex:
         fcntl.flock(mutex, fcntl.LOCK_EX)
         room = {gpu: int(gpu.memory * USABLE) - _taken(folder, gpu) for gpu in gpus}
         gpu = max(gpus, key=lambda one: room[one])
@@ -168,11 +175,31 @@ def _take(folder: Path, gpus: Sequence[Gpu], wanted: int | None, holder: str) ->
         share = most if wanted is None else min(wanted, most)
         if room[gpu] < share:
             return None
-        file = (folder / f"{gpu.name}.{uuid4().hex[:8]}.json").open("w")
+        file = _created(folder / f"{gpu.name}.{uuid4().hex[:8]}.json", 0o644)
         fcntl.flock(file, fcntl.LOCK_EX)
         json.dump({"holder": holder, "bytes": share}, file)
         file.flush()
         return Lease(gpu.name, file)
+
+
+def _mutex(folder: Path) -> IO[str]:
+    path = folder / "lock"
+    try:
+        # Not created if it is there: in a folder with sticky bit Linux refuses that for another user's file.
+        with contextlib.suppress(FileExistsError):
+            if not path.exists():
+                return _created(path, 0o666)
+        return path.open("r+")
+    except PermissionError:
+        share = f"chmod 1777 {folder} && chmod 666 {path}"
+        raise PermissionError(f"{folder}: is another user's; to share it, its owner runs `{share}`") from None
+
+
+def _created(path: Path, mode: int) -> IO[str]:
+    """Create a file with those bits of `mode` that its folder has too, whatever the umask."""
+    file = path.open("x")
+    os.fchmod(file.fileno(), path.parent.stat().st_mode & mode)
+    return file
 
 
 def _taken(folder: Path, gpu: Gpu) -> int:
@@ -180,7 +207,9 @@ def _taken(folder: Path, gpu: Gpu) -> int:
     held = dict(_held(folder, gpu.name))
     for path in _files(folder, gpu.name):
         if path not in held:
-            path.unlink(missing_ok=True)
+            # Only its owner may remove a file from a folder with sticky bit.
+            with contextlib.suppress(PermissionError):
+                path.unlink(missing_ok=True)
     return sum(content["bytes"] for content in held.values())
 
 

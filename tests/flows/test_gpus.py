@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -101,6 +102,58 @@ def test_who_waits_goes_on_when_there_is_room(tmp_path: Path) -> None:
         assert not got.is_set()
     assert got.wait(PATIENCE)
     thread.join()
+
+
+@pytest.mark.parametrize(
+    ("mode", "lock", "one"), [(0o755, 0o644, 0o644), (0o1777, 0o666, 0o644), (0o700, 0o600, 0o600)]
+)
+def test_files_are_as_open_as_their_folder(tmp_path: Path, mode: int, lock: int, one: int) -> None:
+    tmp_path.chmod(mode)
+    before = os.umask(0o077)
+    try:
+        with lease(tmp_path, ONE, None):
+            assert {path.suffix: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {"": lock, ".json": one}
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_two_users_share_a_folder_that_is_open_to_both(is_shared: bool) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o1777 if is_shared else 0o755)
+
+        def of_another_user() -> str:
+            """What another user, without any rights of root, gets, in a process of its own."""
+            reader, writer = os.pipe()
+            if os.fork() == 0:
+                try:
+                    os.setgroups([])
+                    os.setresgid(65534, 65534, 65534)
+                    os.setresuid(65534, 65534, 65534)
+                    os.write(writer, f"{is_free(folder, ONE, GIB)} {is_free(folder, ONE, None)}".encode())
+                except BaseException as error:
+                    os.write(writer, f"{type(error).__name__}: {error}".encode())
+                finally:
+                    os._exit(0)
+            os.close(writer)
+            os.wait()
+            with os.fdopen(reader) as answer:
+                return answer.read()
+
+        with lease(folder, ONE, 50 * GIB):
+            found = of_another_user()
+        if not is_shared:
+            assert found == (
+                f"PermissionError: {folder}: is another user's; to share it, its owner runs"
+                f" `chmod 1777 {folder} && chmod 666 {folder}/lock`"
+            )
+            return
+        assert found == "True False"
+        # What the owner left behind is nobody's, though others may not remove it; and the other way round.
+        assert of_another_user() == "True True"
+        assert is_free(folder, ONE, None)
 
 
 # A flow run: it takes the GPU, then runs a command that does not end by itself.
