@@ -7,6 +7,14 @@ if [ ! -f "$_root/dvc.yaml" ]; then
     return 1 2>/dev/null || exit 1
 fi
 
+# The tracking database's address would end at the question mark.
+case "$_root" in
+    *\?*)
+        echo "error: $_root: the project's path has a '?', with which no database can be addressed; move or rename it" >&2
+        return 1 2>/dev/null || exit 1
+        ;;
+esac
+
 # The interpreter: PYTHON=... if given, else the active virtual environment, else .venv.
 if [ -n "${PYTHON:-}" ]; then
     _bin=$("$PYTHON" -c 'import os, sys; print(os.path.dirname(sys.executable))') || return 1 2>/dev/null || exit 1

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from tasks import check, partition, plan, prepare, pseudo, train, virtual
-from tests.pipeline.conftest import unchanged
+from tests.pipeline.conftest import ROOT, unchanged
 
 PARTITION = ("--dataset", "data/set", "--out", "data/p.npz", "--picture", "data/p.png")
 SHARED = ("--virtual", "data/virtual", "--pseudo", "data/pseudo")
@@ -266,3 +270,22 @@ def test_a_preset_that_overrules_the_training_section_says_so(project, step):
     project.parameters["train"]["batch_size"] = 10
     project.edit("methods.dbe", {**dbe, "train": {"lr": 0.1}})
     assert step(check.main, "--out", "data/check.json") == (0, [])
+
+
+@pytest.mark.parametrize("name", ["a?b", "a b", "a#b", "a%20b", "ü'b"])
+def test_a_path_that_no_databases_address_can_hold_is_refused(tmp_path, monkeypatch, name):
+    from sqlalchemy.engine import make_url
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("PYTHON", sys.executable)
+    folder = tmp_path / name
+    folder.mkdir()
+    for file in ("env.sh", "dvc.yaml"):
+        shutil.copy(ROOT / file, folder)
+    command = ["sh", "-c", '. ./env.sh && echo "$MLFLOW_TRACKING_URI"']
+    found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if "?" in name:
+        assert (found.returncode, found.stdout, found.stderr.count("\n")) == (1, "", 1)
+        assert found.stderr.startswith(f"error: {folder}: the project's path has a '?'")
+    else:
+        assert make_url(found.stdout.strip()).database == f"{folder}/mlruns/mlflow.db"
