@@ -7,10 +7,13 @@ import hashlib
 import json
 import os
 import sys
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.files import atomic_folder, read_json
+from tasks.locks import alone
 from tasks.parameters import run_step
 
 if TYPE_CHECKING:
@@ -60,24 +63,41 @@ def main() -> None:
     key = config["run_key"]
     name = f"{plan['label']}-{arguments.seed}"
     checkpoint = Checkpoint(arguments.checkpoints / f"{name}-{key[:16]}.safetensors", key)
-    tracker = make_tracker(config, lineage, arguments.no_tracking)
+    # By name, not by key: one that goes on with other settings would write the same run folder. The processes of an
+    # executor were forked before, so that none of them keeps the lock when this process is gone.
+    lock = alone(arguments.checkpoints / f"{name}.lock", partial(_wait, name))
+    with closing(training.executor), lock as has_waited:
+        if has_waited and is_finished(arguments.out, lineage | watch.verdict()):
+            print(f"note: {name}: that process has finished it", file=sys.stderr)
+            return
+        tracker = make_tracker(config, lineage, arguments.no_tracking)
+        try:
+            progress = training.run(tracker, checkpoint)
+            lineage |= watch.verdict()
+            for remark in remarks(training.executor, training.train, training.examples.device, training.federation):
+                print(f"note: {remark}", file=sys.stderr)
+            if not lineage["clean"]:
+                again = f"run `dvc repro -f train@{name}` for a clean one"
+                print(f"warning: this run is marked as not clean: {lineage['why']}; {again}", file=sys.stderr)
+            with atomic_folder(arguments.out) as folder:
+                write_run(folder, config, lineage, training, progress)
+        except BaseException:
+            tracker.end("failed")
+            raise
+        tracker.end("finished")
+        checkpoint.clear()
+
+
+def is_finished(run: Path, lineage: dict[str, Any]) -> bool:
+    """Return whether a run folder is that of a clean run with this very lineage."""
     try:
-        progress = training.run(tracker, checkpoint)
-        lineage |= watch.verdict()
-        for remark in remarks(training.executor, training.train, training.examples.device, training.federation):
-            print(f"note: {remark}", file=sys.stderr)
-        if not lineage["clean"]:
-            again = f"run `dvc repro -f train@{name}` for a clean one"
-            print(f"warning: this run is marked as not clean: {lineage['why']}; {again}", file=sys.stderr)
-        with atomic_folder(arguments.out) as folder:
-            write_run(folder, config, lineage, training, progress)
-    except BaseException:
-        tracker.end("failed")
-        raise
-    finally:
-        training.executor.close()
-    tracker.end("finished")
-    checkpoint.clear()
+        return bool(lineage["clean"] and read_json(run / "lineage.json") == lineage)
+    except ValueError:
+        return False
+
+
+def _wait(name: str, holder: str) -> None:
+    print(f"note: {name}: waiting for {holder}, which is training it", file=sys.stderr, flush=True)
 
 
 def make_training(plan: dict[str, Any], seed: int, federation: Federation) -> Training:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from torch import Tensor
 
 
 class Checkpoint:
-    """Where one run keeps its progress.
+    """Where one run keeps its progress; that no two processes train the run at once is for the caller to see to.
 
     Parameters
     ----------
@@ -40,7 +41,7 @@ class Checkpoint:
             When it cannot be written, on a full disk for example; the checkpoint before it stays.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".partial")
+        temporary = self.path.with_suffix(f".{os.getpid()}.partial")
         content = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         try:
             save_file(content, temporary, {"fedcore": json.dumps({"key": self.key, **facts})})
@@ -67,7 +68,8 @@ class Checkpoint:
     def clear(self) -> None:
         """Forget the progress."""
         self.path.unlink(missing_ok=True)
-        self.path.with_suffix(".partial").unlink(missing_ok=True)
+        for left in self.path.parent.glob(f"{glob.escape(self.path.stem)}.*.partial"):  # by processes that were killed
+            left.unlink(missing_ok=True)
         self.client_file.unlink(missing_ok=True)
 
     @property
