@@ -1,7 +1,7 @@
 """Bring a backup back, checked before anything is touched: `make restore FROM=...`.
 
-The databases that are there are moved aside, the DVC cache and the files of models are added to, never removed from.
-After that the addresses of models' files are those of this folder, wherever the backup was made.
+The databases that are there are moved aside with their journals, the DVC cache and the files of models are added to,
+never removed from. After that the addresses of models' files are those of this folder, wherever the backup was made.
 """
 
 from __future__ import annotations
@@ -100,12 +100,14 @@ def _replace_database(source: Path, target: Path, old_root: str, root: Path) -> 
     copy_database(source, fresh)
     _move_addresses(fresh, Path(old_root), root)
     lines = [f"restored: {target}"]
+    aside = target.with_name(f"{target.name}.before-restore-{time.strftime('%Y%m%d-%H%M%S')}")
     if target.exists():
-        aside = target.with_name(f"{target.name}.before-restore-{time.strftime('%Y%m%d-%H%M%S')}")
         target.replace(aside)
         lines.append(f"moved aside: {aside}")
-    for journal in ("-wal", "-shm", "-journal"):
-        target.with_name(target.name + journal).unlink(missing_ok=True)
+    for journal in ("-wal", "-shm", "-journal"):  # after a crash they hold what was committed last
+        part = target.with_name(target.name + journal)
+        if part.exists():
+            part.replace(aside.with_name(aside.name + journal))
     fresh.replace(target)
     return lines
 

@@ -127,6 +127,27 @@ def test_what_is_there_is_moved_aside_or_kept(project: Path, tmp_path: Path) -> 
     assert (project / ".dvc/cache/files/md5/ab/later").exists()
 
 
+def test_the_database_moved_aside_keeps_what_only_its_journal_holds(project: Path, tmp_path: Path) -> None:
+    """As of a server that was killed: SQLite reads the journal when the database is opened the next time."""
+    backup(project, tmp_path / "backups")
+    database = project / ".prefect/prefect.db"
+    killed = """
+import os, signal, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA journal_mode = WAL")
+connection.executemany("INSERT INTO note VALUES (?)", [(str(number),) for number in range(1000)])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", killed, str(database)], check=False)
+    assert database.with_name("prefect.db-wal").stat().st_size > 0
+    restore(project, tmp_path / "backups")
+    assert rows(database, "SELECT count(*) FROM note") == [(0,)]
+    (aside,) = (
+        path for path in (project / ".prefect").glob("prefect.db.before-restore-*") if path.suffix[-1].isdigit()
+    )
+    assert rows(aside, "SELECT count(*) FROM note") == [(1000,)]
+
+
 def test_the_next_backup_shares_what_did_not_change(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
