@@ -12,40 +12,53 @@ import configparser
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import NoReturn
 
 from tasks.files import atomic_path, read_json, write_json
+from tasks.locks import alone
 from tasks.parameters import run_step
 from tasks.tracking_store import artifact_folder, database_file, open_database
 
 MANIFEST = "backup.json"
 DATABASES, FOLDERS, FILES = "databases", "folders", "files"
 SMALL = ("params.yaml", "dvc.yaml", "dvc.lock", ".dvc/config", ".dvc/config.local")
+_UNFINISHED = re.compile(r"\d{8}-\d{6}\.partial")
 
 
 def backup(root: Path, target: Path) -> Path:
     """Write a backup of a project into a new folder below `target`; return that folder.
 
-    It appears in one step: an interrupted one leaves only a folder that ends in ``.partial``, which the next removes.
+    It appears in one step: an interrupted one leaves only a folder ``<time>.partial``, which the next removes.
 
     Raises
     ------
     ValueError
-        When the project has nothing to keep, or `target` is inside it.
+        When the project has nothing to keep, `target` is inside it, or another backup is being written there.
     """
     if target.resolve().is_relative_to(root.resolve()):
         raise ValueError(f"TO={target}: is inside the project; a backup belongs on another disk")
     databases = {name: file for name, file in _databases(root).items() if file.is_file()}
     if not databases and not (root / ".dvc").is_dir():
         raise ValueError(f"{root}: nothing to back up; run from the project's root folder")
-    target.mkdir(parents=True, exist_ok=True)
+    with alone(target / ".backup.lock", lambda holder: _refuse(target, holder)):
+        return _write(root, target, databases)
+
+
+def _refuse(target: Path, holder: str) -> NoReturn:
+    raise ValueError(f"TO={target}: {holder} is writing a backup there; wait for its end")
+
+
+def _write(root: Path, target: Path, databases: dict[str, Path]) -> Path:
     for left in target.glob("*.partial"):
-        shutil.rmtree(left)
+        if _UNFINISHED.fullmatch(left.name):
+            shutil.rmtree(left)
     earlier = newest(target)
     final = target / time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     if final.exists():

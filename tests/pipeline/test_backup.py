@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -173,6 +174,38 @@ def test_an_interrupted_backup_is_none(project: Path, tmp_path: Path, monkeypatc
         restore(project, tmp_path / "backups")
     backup(project, tmp_path / "backups")
     assert not list((tmp_path / "backups").glob("*.partial"))
+
+
+def test_a_backup_removes_nothing_of_others(project: Path, tmp_path: Path) -> None:
+    target = tmp_path / "backups"
+    (target / "photos.partial").mkdir(parents=True)
+    (target / "photos.partial" / "one.jpg").write_bytes(b"one")
+    (target / "film.partial").write_bytes(b"film")
+    (target / "20260131-020000.partial" / FOLDERS).mkdir(parents=True)
+    written = backup(project, target)
+    assert sorted(path.name for path in target.iterdir()) == sorted([written.name, "film.partial", "photos.partial"])
+    assert (target / "photos.partial" / "one.jpg").read_bytes() == b"one"
+
+
+def test_two_backups_at_once_are_one(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tasks.backup
+
+    called = []
+    copy = tasks.backup.copy_folder
+
+    def another_meanwhile(*given: Any) -> None:
+        monkeypatch.setattr("tasks.backup.copy_folder", copy)
+        with pytest.raises(ValueError, match=rf"process {os.getpid()} is writing a backup there"):
+            backup(project, tmp_path / "backups")
+        called.append(given)
+        copy(*given)
+
+    monkeypatch.setattr("tasks.backup.copy_folder", another_meanwhile)
+    written = backup(project, tmp_path / "backups")
+    assert called
+    assert list((tmp_path / "backups").iterdir()) == [written]
+    assert (written / FOLDERS / "cache/files/md5/ab/cdef").read_bytes() == b"rows"
+    assert (written / DATABASES / "mlflow.db").is_file()
 
 
 @pytest.mark.parametrize("name", [f"{DATABASES}/mlflow.db", f"{FOLDERS}/cache/files/md5/ab/cdef", "files/dvc.lock"])
