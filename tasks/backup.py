@@ -1,8 +1,9 @@
 """Copy what cannot be made again into a folder of its own, while everything runs: `make backup TO=...`.
 
-That is the tracking database and registry with their files, the history of flow runs, the DVC cache with dvc.lock, and
-the parameters. The databases are copied by SQLite's own backup, which is consistent while somebody writes. Files in the
-cache and of models never change once written, so a backup shares them with the one before (hard links) where it can.
+That is the tracking database and registry with their files, the history of flow runs, the DVC cache with dvc.lock, the
+parameters, and what nights took in, counted and reported, which is neither in git nor in the cache. The databases are
+copied by SQLite's own backup, which is consistent while somebody writes. Files that did not change are shared with the
+backup before (hard links) where that is possible.
 """
 
 from __future__ import annotations
@@ -29,6 +30,14 @@ from tasks.tracking_store import artifact_folder, database_file, open_database
 MANIFEST = "backup.json"
 DATABASES, FOLDERS, FILES = "databases", "folders", "files"
 SMALL = ("params.yaml", "dvc.yaml", "dvc.lock", ".dvc/config", ".dvc/config.local")
+# What the nightly run keeps at its default places, by the name in a backup; its files may be replaced by newer ones.
+NIGHTLY = {
+    "accepted": "data/accepted",
+    "statistics": "data/statistics",
+    "archive": "data/archive",
+    "rejected": "data/rejected",
+    "nights": "reports/nightly",
+}
 _UNFINISHED = re.compile(r"\d{8}-\d{6}\.partial")
 
 
@@ -74,7 +83,7 @@ def _write(root: Path, target: Path, databases: dict[str, Path]) -> Path:
     for name, folder in folders(root).items():
         if folder.is_dir():
             shared = None if earlier is None else earlier / FOLDERS / name
-            copy_folder(folder, partial / FOLDERS / name, shared)
+            copy_folder(folder, partial / FOLDERS / name, shared, name not in NIGHTLY)
     write_json(
         partial / MANIFEST,
         {
@@ -92,7 +101,8 @@ def _write(root: Path, target: Path, databases: dict[str, Path]) -> Path:
 def folders(root: Path) -> dict[str, Path]:
     """Return the folders of a project that a backup holds, by the name they have there; some may not exist."""
     artifacts = artifact_folder(root)
-    return {"cache": cache_folder(root), **({"artifacts": artifacts} if artifacts else {})}
+    nightly = {name: root / folder for name, folder in NIGHTLY.items()}
+    return {"cache": cache_folder(root), **({"artifacts": artifacts} if artifacts else {}), **nightly}
 
 
 def cache_folder(root: Path) -> Path:
@@ -128,18 +138,27 @@ def copy_database(source: Path, target: Path) -> None:
         raise ValueError(f"{source}: cannot be copied ({error})") from None
 
 
-def copy_folder(source: Path, target: Path, shared: Path | None) -> None:
-    """Copy a folder whose files never change; those that `shared` has with the same size and time are linked to it."""
-    for path in _files(source):
-        relative = path.relative_to(source)
-        copy = target / relative
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        if _is_same(path, copy) or (shared and _is_same(path, shared / relative) and _linked(shared / relative, copy)):
-            continue
-        with contextlib.suppress(FileNotFoundError):  # a temporary file that is gone again
-            with atomic_path(copy) as temporary:
-                shutil.copyfile(path, temporary)
-            shutil.copystat(path, copy)
+def copy_folder(source: Path, target: Path, shared: Path | None, with_hidden: bool = True) -> None:
+    """Copy a folder's files; those that `shared` has with the same size and time are linked to it.
+
+    Ledgers come first: what a copied one names was there when it was copied. What is hidden may be half written.
+    """
+    for is_ledger in (True, False):
+        for path in _files(source):
+            relative = path.relative_to(source)
+            is_hidden = any(part.startswith(".") for part in relative.parts)
+            if (path.name == "ledger.json") is is_ledger and (with_hidden or not is_hidden):
+                _copy(path, target / relative, shared and shared / relative)
+
+
+def _copy(path: Path, copy: Path, earlier: Path | None) -> None:
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    if _is_same(path, copy) or (earlier and _is_same(path, earlier) and _linked(earlier, copy)):
+        return
+    with contextlib.suppress(FileNotFoundError):  # a temporary file that is gone again
+        with atomic_path(copy) as temporary:
+            shutil.copyfile(path, temporary)
+        shutil.copystat(path, copy)
 
 
 def digest(path: Path) -> str:

@@ -1,7 +1,8 @@
 """Bring a backup back, checked before anything is touched: `make restore FROM=...`.
 
 The databases that are there are moved aside with their journals, the DVC cache and the files of models are added to,
-never removed from. After that the addresses of models' files are those of this folder, wherever the backup was made.
+never removed from. Of parameters and of what nights took in, files that are missing come back; others stay. After
+that the addresses of models' files are those of this folder, wherever the backup was made.
 """
 
 from __future__ import annotations
@@ -9,14 +10,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import filecmp
 import shutil
 import sqlite3
 import time
 from pathlib import Path
 from typing import Any
 
-from tasks.backup import DATABASES, FILES, FOLDERS, MANIFEST, copy_database, copy_folder, digest, folders, newest
-from tasks.files import read_json
+from tasks.backup import (
+    DATABASES,
+    FILES,
+    FOLDERS,
+    MANIFEST,
+    NIGHTLY,
+    copy_database,
+    copy_folder,
+    digest,
+    folders,
+    newest,
+)
+from tasks.files import atomic_path, read_json
 from tasks.parameters import run_step
 from tasks.tracking_store import database_file
 
@@ -52,7 +65,9 @@ def restore(root: Path, source: Path) -> list[str]:
         lines += _replace_database(found / DATABASES / name, target, str(manifest["project"]), root)
     there = folders(root)
     for name in sorted(path.name for path in (found / FOLDERS).glob("*")):
-        if name in there:
+        if name in NIGHTLY:
+            lines += _return_folder(found / FOLDERS / name, there[name], root)
+        elif name in there:
             copy_folder(found / FOLDERS / name, there[name], None)
             lines.append(f"restored: {there[name]}")
     for path in sorted(path for path in (found / FILES).rglob("*") if path.is_file()):
@@ -130,13 +145,24 @@ def _move_addresses(database: Path, old_root: Path, root: Path) -> None:
         connection.commit()
 
 
+def _return_folder(source: Path, target: Path, root: Path) -> list[str]:
+    """Copy the files that are missing, ledgers last: what one names is there when it is."""
+    paths = sorted(
+        (path for path in source.rglob("*") if path.is_file()), key=lambda path: (path.name == "ledger.json", path)
+    )
+    lines = [line for path in paths for line in _return_file(path, target / path.relative_to(source), root)]
+    kept = [line for line in lines if line.startswith("kept")]
+    return ([f"restored: {target}"] if len(kept) < len(lines) else []) + kept
+
+
 def _return_file(source: Path, target: Path, root: Path) -> list[str]:
     """Copy a file that is missing; one that is there and differs is a person's to decide about."""
     if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source, target)
+        with atomic_path(target) as temporary:
+            shutil.copyfile(source, temporary)
+        shutil.copystat(source, target)
         return [f"restored: {target.relative_to(root)}"]
-    if target.read_bytes() == source.read_bytes():
+    if filecmp.cmp(source, target, shallow=False):
         return []
     return [f"kept: {target.relative_to(root)} differs from the backup's; compare it with {source}"]
 

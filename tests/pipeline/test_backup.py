@@ -176,6 +176,71 @@ def test_an_interrupted_backup_is_none(project: Path, tmp_path: Path, monkeypatc
     assert not list((tmp_path / "backups").glob("*.partial"))
 
 
+NIGHTS = {
+    "data/accepted/digits/ledger.json": b"00001-aa 00002-bb",
+    "data/accepted/digits/00001-aa/arrays.npz": b"first",
+    "data/accepted/digits/00002-bb/arrays.npz": b"second",
+    "data/statistics/ab-cd.npz": b"counts",
+    "data/archive/00001-monday/a/one.png": b"image",
+    "data/rejected/bad.csv.reason.txt": b"no column",
+    "reports/nightly/2026-01-31.json": b"{}",
+}
+
+
+def _write(root: Path, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+
+
+def test_what_nights_took_in_comes_back(project: Path, tmp_path: Path) -> None:
+    _write(project, NIGHTS)
+    unfinished = {"data/accepted/digits/.00003-cc.x/arrays.npz": b"half", "reports/nightly/.running.json": b"{}"}
+    _write(project, unfinished)
+    backup(project, tmp_path / "backups")
+    shutil.rmtree(project)
+    (project / ".dvc").mkdir(parents=True)
+    restore(project, tmp_path / "backups")
+    assert {name: (project / name).read_bytes() for name in NIGHTS} == NIGHTS
+    assert not [name for name in unfinished if (project / name).exists()]
+
+
+def test_later_nights_are_not_undone_by_an_older_backup(project: Path, tmp_path: Path) -> None:
+    _write(project, NIGHTS)
+    backup(project, tmp_path / "backups")
+    later = {
+        "data/accepted/digits/ledger.json": b"00001-aa 00002-bb 00003-cc",
+        "data/accepted/digits/00003-cc/arrays.npz": b"third",
+    }
+    _write(project, later)
+    (project / "data/accepted/digits/00001-aa/arrays.npz").unlink()
+    lines = restore(project, tmp_path / "backups")
+    assert {name: (project / name).read_bytes() for name in {**NIGHTS, **later}} == {**NIGHTS, **later}
+    (kept,) = (line for line in lines if line.startswith("kept"))
+    assert kept.startswith("kept: data/accepted/digits/ledger.json differs from the backup's")
+    assert f"restored: {project / 'data/accepted'}" in lines
+
+
+def test_a_ledger_in_a_backup_names_no_batch_that_is_not(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that is taken in while its data set is copied: its folder first, then its line in the ledger."""
+    _write(project, NIGHTS)
+    copy = shutil.copyfile
+
+    def another_arrives(source: Path, target: Path, **options: Any) -> None:
+        copy(source, target, **options)
+        if source.name == "arrays.npz":
+            _write(project, {"data/accepted/digits/00003-cc/arrays.npz": b"third"})
+            _write(project, {"data/accepted/digits/ledger.json": b"00001-aa 00002-bb 00003-cc"})
+
+    monkeypatch.setattr("tasks.backup.shutil.copyfile", another_arrives)
+    accepted = backup(project, tmp_path / "backups") / FOLDERS / "accepted/digits"
+    assert (project / "data/accepted/digits/00003-cc").is_dir()
+    named = (accepted / "ledger.json").read_text().split()
+    assert [name for name in named if (accepted / name / "arrays.npz").is_file()] == named
+
+
 def test_a_backup_removes_nothing_of_others(project: Path, tmp_path: Path) -> None:
     target = tmp_path / "backups"
     (target / "photos.partial").mkdir(parents=True)
