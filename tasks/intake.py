@@ -100,35 +100,38 @@ class Intake:
         return [path for path in _visible(folder) if sha256_of(path) not in known]
 
     def _judge(self, path: Path, taken: Taken, ours: bool) -> None:
-        """Take one delivery in or reject it; it is moved out of the way if it is `ours` to move."""
+        """Take one delivery in or reject it; it is moved out of the way if it is `ours` to move.
+
+        Only what reading finds wrong with a delivery rejects it: an `OSError` while it is added, as of a full disk,
+        ends the step, and the delivery stays as it came.
+        """
         sha256 = sha256_of(path)
         before = self.ledger.find(sha256)
         try:
             if before is None:
-                line = self._take(path, sha256)
-            elif ours and not self._archived(before).exists():
-                line = before  # an earlier run was interrupted after the line in the ledger
-            else:
+                batch, left_out = self._new_examples(path)
+            # Else an earlier run was interrupted after the line in the ledger, and the file is still to be archived.
+            elif not ours or self._archived(before).exists():
                 raise ValueError(f"{path}: the same content came as '{before.file}' on {before.taken_in}")
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             if ours:
                 self._set_aside(path, reason)
             self.ledger.note(Rejection(path.name, sha256, now(), reason))
             taken.rejected.append({"file": path.name, "reason": reason})
             return
+        line = before or self._add(path.name, sha256, batch, left_out)
         taken.accepted.append(line)
         if ours:
             self._archived(line).parent.mkdir(parents=True, exist_ok=True)
             shutil.move(path, self._archived(line))
 
-    def _take(self, path: Path, sha256: str) -> Batch:
-        """Check a delivery and add its new examples to the data set; ValueError says what is wrong."""
-        batch, left_out = self._new_examples(path)
+    def _add(self, file: str, sha256: str, batch: Dataset, left_out: int) -> Batch:
+        """Add a delivery's new examples to the data set."""
         names = _names_used(batch)
         line = Batch(
             number=len(self.ledger) + 1,
-            file=path.name,
+            file=file,
             sha256=sha256,
             taken_in=now(),
             rows=len(batch),
@@ -140,7 +143,7 @@ class Intake:
         return line
 
     def _new_examples(self, path: Path) -> tuple[Dataset, int]:
-        """Return the examples that are not there yet, and how many were left out."""
+        """Return the examples that are not there yet, and how many were left out; ValueError says what is wrong."""
         import numpy as np
 
         from fedcore.data.accumulated import example_keys

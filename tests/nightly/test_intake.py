@@ -18,6 +18,7 @@ from tasks.accepted import Ledger, sha256_of
 from tasks.files import read_json
 from tasks.intake import Intake
 from tests.nightly.conftest import Hospital, image_files
+from tests.pipeline.test_full_disk import full_disk
 
 LEDGER = Path("data/accepted/csv/ledger.json")
 
@@ -182,6 +183,22 @@ def test_an_interruption_anywhere_is_made_good_by_the_next_run(
     assert [batch.number for batch in Ledger(hospital.source)] == [1]
     assert Path("data/archive/00001-monday.csv").exists()
     assert not list(Path("data/incoming").iterdir())
+
+
+@pytest.mark.parametrize("pull", [None, "deliveries"])
+def test_a_full_disk_rejects_nothing(hospital: Hospital, pull: str | None) -> None:
+    """Good data stay where they are, are not remembered as wrong, and come once there is room."""
+    hospital.incoming = settings.Incoming(quiet_seconds=0.0, pull=pull)
+    arrived = Path(pull or "data/incoming") / "monday.csv"
+    hospital.write(arrived, ["north"], 2000)
+    intake = Intake(hospital.incoming, hospital.source, hospital.data())
+    with full_disk(), pytest.raises(OSError, match="File too large|requested and"):
+        intake.run()
+    assert arrived.exists()
+    assert not Path("data/rejected").exists()
+    assert not Path("data/archive").exists()
+    assert (Ledger(hospital.source).batches, Ledger(hospital.source).rejections) == ([], [])
+    assert [(batch.file, batch.rows) for batch in hospital.take_in().accepted] == [("monday.csv", 2000)]
 
 
 def test_a_pulled_folder_is_read_in_place_and_only_once(hospital: Hospital) -> None:
