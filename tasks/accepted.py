@@ -6,6 +6,7 @@ The folder only ever grows. Batches that the ledger does not name are leftovers 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -173,5 +174,5 @@ def sha256_of(path: Path) -> str:
                 inner = hashlib.file_digest(content, "sha256").digest()
             if file == path:
                 return inner.hex()
-            digest.update(f"{file.relative_to(path).as_posix()}\0".encode() + inner)
+            digest.update(os.fsencode(file.relative_to(path).as_posix()) + b"\0" + inner)
     return digest.hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import time
 from dataclasses import asdict, dataclass, field
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from fedcore.data.dataset import Dataset
 
 LOCK = Path("data/.intake.lock")
+_LONGEST_NAME = 200  # bytes; file systems take 255, and the archive and the reasons put something before or after it
+
+
+class _UnusableError(Exception):
+    """A delivery that could not be looked at: nothing is known about its content."""
 
 
 @dataclass
@@ -25,7 +31,7 @@ class Taken:
     """What became of the files that had arrived."""
 
     accepted: list[Batch] = field(default_factory=list)
-    rejected: list[dict[str, str]] = field(default_factory=list)  # file, reason
+    rejected: list[dict[str, str]] = field(default_factory=list)  # file, reason; also what could not be looked at
     waiting: list[str] = field(default_factory=list)  # changed a moment ago
 
     @property
@@ -78,34 +84,44 @@ class Intake:
     def run(self) -> Taken:
         """Take in everything that has arrived: what was pulled, then the incoming folder, in the order of the names."""
         taken = Taken()
-        for path in self._pulled():
-            self._judge(path, taken, ours=False)
+        pulled = Path(self.incoming.pull) if self.incoming.pull is not None else None
+        if pulled is not None and not pulled.is_dir():
+            raise ValueError(f"incoming.pull: {pulled} is no folder; `dvc pull` did not bring it")
+        known = {batch.sha256 for batch in self.ledger} | {line.sha256 for line in self.ledger.rejections}
         folder = Path(self.incoming.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        for path in _visible(folder):
-            if time.time() - _last_change(path) < self.incoming.quiet_seconds:
-                taken.waiting.append(path.name)
-            else:
-                self._judge(path, taken, ours=True)
+        deliveries = [(path, False) for path in _visible(pulled)] if pulled is not None else []
+        for path, ours in [*deliveries, *((path, True) for path in _visible(folder))]:
+            try:
+                sha256 = self._identify(path, ours)
+                if sha256 is None:
+                    taken.waiting.append(path.name)
+                elif ours or sha256 not in known:
+                    self._judge(path, sha256, taken, ours)
+            except _UnusableError as error:
+                taken.rejected.append({"file": _shown(path.name), "reason": f"{error}; it stays where it is"})
         return taken
 
-    def _pulled(self) -> list[Path]:
-        """Return what is new in the folder that is pulled: neither taken in nor rejected before."""
-        if self.incoming.pull is None:
-            return []
-        folder = Path(self.incoming.pull)
-        if not folder.is_dir():
-            raise ValueError(f"incoming.pull: {folder} is no folder; `dvc pull` did not bring it")
-        known = {batch.sha256 for batch in self.ledger} | {line.sha256 for line in self.ledger.rejections}
-        return [path for path in _visible(folder) if sha256_of(path) not in known]
+    def _identify(self, path: Path, ours: bool) -> str | None:
+        """Return the hash of a delivery; None for one of `ours` that may still be being written."""
+        name = os.fsencode(path.name)
+        if len(name) > _LONGEST_NAME:
+            raise _UnusableError(f"its name is {len(name)} bytes long, at most {_LONGEST_NAME} will do; rename it")
+        if _shown(path.name) != path.name:
+            raise _UnusableError("its name is not UTF-8; rename it")
+        try:
+            # A time in the future is a clock that is wrong; one that is a little ahead must not end the waiting.
+            age = abs(time.time() - _last_change(path))
+            return None if ours and age < self.incoming.quiet_seconds else sha256_of(path)
+        except OSError as error:
+            raise _UnusableError(f"{path}: it could not be read ({error.strerror or error})") from None
 
-    def _judge(self, path: Path, taken: Taken, ours: bool) -> None:
+    def _judge(self, path: Path, sha256: str, taken: Taken, ours: bool) -> None:
         """Take one delivery in or reject it; it is moved out of the way if it is `ours` to move.
 
         Only what reading finds wrong with a delivery rejects it: an `OSError` while it is added, as of a full disk,
         ends the step, and the delivery stays as it came.
         """
-        sha256 = sha256_of(path)
         before = self.ledger.find(sha256)
         try:
             if before is None:
@@ -113,8 +129,11 @@ class Intake:
             # Else an earlier run was interrupted after the line in the ledger, and the file is still to be archived.
             elif not ours or self._archived(before).exists():
                 raise ValueError(f"{path}: the same content came as '{before.file}' on {before.taken_in}")
+        except (MemoryError, OSError) as error:
+            why = "the memory does not suffice" if isinstance(error, MemoryError) else error.strerror or error
+            raise _UnusableError(f"{path}: it could not be read ({why})") from None
         except ValueError as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = _shown(" ".join(str(error).split())) or type(error).__name__
             if ours:
                 self._set_aside(path, reason)
             self.ledger.note(Rejection(path.name, sha256, now(), reason))
@@ -152,14 +171,15 @@ class Intake:
         batch = deliveries.read(self.source, self.data, path)
         if self.incoming.duplicates == "keep":
             return batch, 0
-        rows = []
+        rows: dict[bytes, int] = {}
         for row, key in enumerate(example_keys(batch)):
             if key not in self._known:
-                self._known.add(key)
-                rows.append(row)
+                rows.setdefault(key, row)
         if not rows:
             raise ValueError(f"{path}: all of its {len(batch)} examples are there already")
-        return batch.take(np.array(rows)), len(batch) - len(rows)
+        new = batch.take(np.array(list(rows.values())))
+        self._known.update(rows)
+        return new, len(batch) - len(new)
 
     def _archived(self, batch: Batch) -> Path:
         return Path(self.incoming.archive) / batch.archived
@@ -192,6 +212,11 @@ def _visible(folder: Path) -> list[Path]:
     """Return what lies in a folder by name, without hidden files and unfinished uploads."""
     found = [path for path in folder.iterdir() if not path.name.startswith(".")]
     return sorted((path for path in found if path.suffix not in (".part", ".tmp")), key=lambda path: path.name)
+
+
+def _shown(text: str) -> str:
+    """Return a text that can be written as UTF-8: bytes of a file name that are none as ``\\udcXX``."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _last_change(path: Path) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -32,10 +33,10 @@ def small_arrays(
         for name in (large, names[0]):
             if name not in present:
                 raise _AbsentError(f"{path}: there is no array '{name}'{nearest(name, present)}")
+        for name in {large, *names}.intersection(present):
+            _check_size(archive, name)
         with _member(archive, large) as file:
             shape, _, dtype = _header(file)
-        if dtype.hasobject:
-            raise ValueError("Object arrays cannot be loaded")
         return {name: archive[name] for name in names if name in present}, shape, dtype
 
 
@@ -81,6 +82,20 @@ def _opened(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
 def _member(archive: np.lib.npyio.NpzFile, name: str) -> IO[bytes]:
     assert archive.zip is not None
     return archive.zip.open(f"{name}.npy")
+
+
+def _check_size(archive: np.lib.npyio.NpzFile, name: str) -> None:
+    """Refuse an array whose header says more than the file holds, before memory is taken for it."""
+    assert archive.zip is not None
+    with _member(archive, name) as file:
+        shape, _, dtype = _header(file)
+        held = archive.zip.getinfo(f"{name}.npy").file_size - file.tell()
+    if dtype.hasobject:
+        raise ValueError("Object arrays cannot be loaded")
+    if math.prod(shape) * dtype.itemsize > held:
+        raise ValueError(
+            f"array '{name}' of shape {list(shape)} takes {math.prod(shape) * dtype.itemsize} bytes, {held} are there"
+        )
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
