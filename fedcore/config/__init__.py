@@ -222,6 +222,14 @@ class Config(Section):
                 f"incoming needs partition.scheme 'stable': '{self.partition.scheme}' deals all examples anew when some"
                 " arrive, and what was tested yesterday would be trained on"
             )
+        own = [*getattr(self.dataset, "files", ()), *getattr(self.dataset, "test_files", ())]
+        own += [self.dataset.root] if hasattr(self.dataset, "root") else []
+        moved = [path for path in own if self.incoming is not None and self.incoming.holds(path)]
+        if self.incoming is not None and moved:
+            raise ValueError(
+                f"incoming.folder '{self.incoming.folder}' holds '{moved[0]}' of the data set itself, which would be"
+                " moved away; expected a folder for new files alone"
+            )
         if self.model.needs_images and not self.dataset.is_image:
             raise ValueError(
                 f"model.name '{self.model.name}' needs images; '{self.dataset.name}' has {self.dataset.kind}."

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import os
+from itertools import combinations
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedcore.config.sections import Count, NonNegative, Positive, Section
 
 # The name of an environment variable or of a Prefect Secret block, never the secret itself.
 SecretName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+# What the project keeps itself, from its root; a file that arrives is moved, so none of these may be taken for one.
+_OWN = (
+    *(f"data/{name}" for name in ("accepted", "datasets", "partitions", "plans", "pseudo", "raw")),
+    *("data/statistics", "data/virtual", "mlruns", "reports", "runs"),
+    *("benchmarks", "docs", "experiments", "fedcore", "flows", "tasks", "tests"),
+    *(".cache", ".checkpoints", ".dvc", ".experiments", ".git", ".prefect", ".venv"),
+)
 
 
 class Incoming(Section):
@@ -22,6 +32,30 @@ class Incoming(Section):
     quiet_seconds: NonNegative = 60.0  # a file that changed later than this may still be being written: it waits
     # A folder that is tracked with `dvc add` and grows elsewhere: it is pulled, and what is new in it taken in.
     pull: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = {key: getattr(self, key) for key in ("folder", "archive", "rejected", "pull")}
+        places = {key: Path(os.path.realpath(value)) for key, value in given.items() if value is not None}
+        for one, other in combinations(places, 2):
+            if places[one].is_relative_to(places[other]) or places[other].is_relative_to(places[one]):
+                raise ValueError(
+                    f"{one} '{given[one]}' and {other} '{given[other]}' are one folder, or one lies in the other;"
+                    " expected folders apart, such as data/incoming, data/archive and data/rejected"
+                )
+        for key in ("folder", "archive", "rejected"):
+            for own in _OWN:
+                kept = Path(os.path.realpath(own))
+                if kept.is_relative_to(places[key]) or places[key].is_relative_to(kept):
+                    raise ValueError(
+                        f"{key} '{given[key]}' is, holds or lies in {own}, which the project keeps itself;"
+                        f" expected a folder for this alone, such as {type(self).model_fields[key].default}"
+                    )
+        return self
+
+    def holds(self, path: str) -> bool:
+        """Return whether `path` lies in the folder from which everything is moved away."""
+        return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.folder))
 
 
 class Drift(Section):

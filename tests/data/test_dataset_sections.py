@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,3 +181,59 @@ def test_data_that_grow_need_a_partition_that_keeps_its_past(
             dataset, partition=partition, incoming={}, model={"name": "har_cnn" if dataset["name"] == "har" else "mlp"}
         )
     assert check({"name": "digits"}, partition={"scheme": "stable", "clients": 5}, incoming={}).incoming is not None
+
+
+@pytest.mark.parametrize("files", [["visits/a.csv"], ["./other/../visits/a.csv"]])
+def test_the_data_set_itself_is_no_delivery(files: list[str]) -> None:
+    dataset = {"name": "csv", "files": files, "label": "y"}
+    partition = {"scheme": "stable", "clients": 5}
+    with pytest.raises(ConfigError, match=r"incoming\.folder 'visits' holds '.*visits/a\.csv' of the data set itself"):
+        check(dataset, partition=partition, incoming={"folder": "visits"})
+    assert check(dataset, partition=partition, incoming={"folder": "visits/new"}).incoming
+
+
+@pytest.mark.parametrize(
+    ("incoming", "message"),
+    [
+        ({"folder": "data"}, "folder 'data' and archive 'data/archive' are one folder, or one lies in the other"),
+        ({"folder": "data", "archive": "a", "rejected": "b"}, "folder 'data' is, holds or lies in data/accepted"),
+        ({"folder": "."}, "folder '.' and archive"),
+        ({"folder": "", "archive": "../a", "rejected": "../b"}, "folder '' is, holds or lies in data/accepted"),
+        ({"folder": "runs/fedavg-0"}, "folder 'runs/fedavg-0' is, holds or lies in runs, which the project keeps"),
+        ({"folder": "x/../mlruns"}, "folder 'x/../mlruns' is, holds or lies in mlruns"),
+        ({"folder": "tasks"}, "folder 'tasks' is, holds or lies in tasks"),
+        ({"archive": "data/incoming/old"}, "folder 'data/incoming' and archive 'data/incoming/old' are one folder"),
+        ({"rejected": "./data/incoming"}, "folder 'data/incoming' and rejected './data/incoming' are one folder"),
+        ({"archive": "data/kept", "rejected": "data/kept/bad"}, "archive 'data/kept' and rejected 'data/kept/bad'"),
+        ({"archive": "data/datasets"}, "archive 'data/datasets' is, holds or lies in data/datasets"),
+        ({"pull": "data/incoming"}, "folder 'data/incoming' and pull 'data/incoming' are one folder"),
+    ],
+)
+def test_what_the_project_keeps_is_no_delivery(
+    incoming: dict[str, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    parameters = {"partition": {"scheme": "stable", "clients": 5}, "incoming": incoming}
+    with pytest.raises(ConfigError) as caught:
+        check({"name": "digits"}, **parameters)
+    assert str(caught.value).startswith(f"incoming: {message}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "incoming", [{}, {"folder": "inbox"}, {"folder": "/srv/in", "archive": "/srv/in-archive"}, {"pull": "deliveries"}]
+)
+def test_deliveries_may_come_anywhere_else(
+    incoming: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "far").mkdir()
+    (tmp_path / "data").symlink_to("far")
+    assert check({"name": "digits"}, partition={"scheme": "stable", "clients": 5}, incoming=incoming).incoming
+
+
+def test_a_link_to_what_the_project_keeps_is_seen_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inbox").symlink_to("runs")
+    with pytest.raises(ConfigError, match="incoming: folder 'inbox' is, holds or lies in runs"):
+        check({"name": "digits"}, partition={"scheme": "stable", "clients": 5}, incoming={"folder": "inbox"})
