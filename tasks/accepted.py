@@ -110,6 +110,33 @@ class Ledger:
                     f" {self._meaning.get(key)!r}; change that back, or move {self.folder} away to begin anew"
                 )
 
+    def begin(self, base: Dataset) -> None:
+        """Remember what the data set begins with, before its first batch; `base` is then all that was prepared."""
+        if not self.batches:
+            self._remember(base)
+
+    def check_base(self, base: Dataset) -> None:
+        """Compare what the data set begins with to what it was when its batches came; an older ledger takes `base`.
+
+        How it is scaled, and which of its rows are test rows, may change; everything may when no batch counts.
+
+        Raises
+        ------
+        ValueError
+            When batches count that came for other examples: they belong to another data set of the same kind.
+        """
+        if not self._counting:
+            self._base.unlink(missing_ok=True)
+            return
+        if not self._base.exists():
+            self._remember(base)
+        elif read_json(self._base).get("sha256") != _rows_hash(base):
+            raise ValueError(
+                f"{self.folder}: its {len(self._counting)} batches were taken in for other examples than the section"
+                f" `dataset` gives now; change that back, move {self.folder} away to begin anew, or remove"
+                f" {self._base} to add them to these examples"
+            )
+
     def __iter__(self) -> Iterator[Batch]:
         return iter(self.batches)
 
@@ -157,7 +184,26 @@ class Ledger:
         """Return the batches that count, in their order."""
         from fedcore.data.dataset import load
 
-        return [load(self.folder / batch.folder) for batch in self.batches if not batch.withdrawn]
+        return [load(self.folder / batch.folder) for batch in self._counting]
+
+    @property
+    def _counting(self) -> list[Batch]:
+        return [batch for batch in self.batches if not batch.withdrawn]
+
+    @property
+    def _base(self) -> Path:
+        # Not in the ledger: `prepare` writes it for a ledger that has none yet, which an intake may be adding to.
+        return self.folder / "base.json"
+
+    def _remember(self, base: Dataset) -> None:
+        write_json(self._base, {"sha256": _rows_hash(base)})
+
+
+def _rows_hash(base: Dataset) -> str:
+    """Return SHA-256 over the examples of a data set, whatever their scaling and which of them are test rows."""
+    channels = base.inputs.shape[1] if base.inputs.ndim > 2 else 1
+    plain = replace(base, offset=(0.0,) * channels, scale=(1.0,) * channels, num_train_rows=len(base))
+    return plain.content_hash
 
 
 def now() -> str:

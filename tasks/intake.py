@@ -157,6 +157,7 @@ class Intake:
             left_out=left_out,
             new_clients=[name for name in names if name not in self._clients],
         )
+        self.ledger.begin(self.data)
         self.ledger.add(line, batch)
         self._clients.update(names)
         return line

@@ -28,7 +28,9 @@ def main() -> None:
                 dataset = sources.read(config.dataset, show, folder)
         except ConfigError as error:
             raise ParametersError(explain(error.problems)) from None
-        batches = Ledger(config.dataset).read()
+        ledger = Ledger(config.dataset)
+        ledger.check_base(dataset)
+        batches = ledger.read()
         dataset = accumulated.append(dataset, batches)
         save(dataset, folder)
     shape = " x ".join(map(str, dataset.input_shape))

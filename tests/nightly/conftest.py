@@ -48,7 +48,9 @@ class Hospital:
 
     def data(self) -> Dataset:
         """Return the data set as the stage `prepare` makes it."""
-        return accumulated.append(sources.read(self.source), Ledger(self.source).read())
+        base, ledger = sources.read(self.source), Ledger(self.source)
+        ledger.check_base(base)
+        return accumulated.append(base, ledger.read())
 
     def take_in(self) -> Taken:
         """Take in what has arrived."""

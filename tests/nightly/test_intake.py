@@ -8,15 +8,17 @@ import re
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from fedcore import config as settings
 from fedcore.data import partitions, sources
-from fedcore.data.dataset import Dataset
+from fedcore.data.dataset import Dataset, load
 from fedcore.data.sources import deliveries
 from tasks import accepted as accepted_module
+from tasks import prepare as prepare_step
 from tasks.accepted import Ledger, sha256_of
 from tasks.files import read_json
 from tasks.intake import Intake
@@ -337,6 +339,65 @@ def test_the_ledger_refuses_another_meaning(hospital: Hospital) -> None:
     ):
         Ledger(changed)
     Ledger(hospital.source.model_copy(update={"files": ["elsewhere.csv"], "standardise": False}))
+
+
+OTHER = r"^data/accepted/csv: its 1 batches were taken in for other examples than the section `dataset` gives now; .*"
+
+
+def prepare(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run the stage `prepare`; return how many rows it wrote."""
+    monkeypatch.setattr(prepare_step, "read_config", lambda: SimpleNamespace(dataset=hospital.source))
+    monkeypatch.setattr("sys.argv", ["prepare", "--out", "data/datasets/csv"])
+    prepare_step.main()
+    return len(np.load("data/datasets/csv/labels.npy", allow_pickle=False))
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_batches_are_not_added_to_another_data_set(
+    hospital: Hospital, monkeypatch: pytest.MonkeyPatch, adopted: bool
+) -> None:
+    hospital.arrive("monday.csv", ["north"], 12)
+    hospital.take_in()
+    base = Path("data/accepted/csv/base.json")
+    if adopted:  # a ledger of before there was such a file
+        base.unlink()
+    assert prepare(hospital, monkeypatch) == 60 + 12
+    own = hospital.source
+    hospital.write(Path("other.csv"), ["north", "south"], 40)
+    hospital.source = own.model_copy(update={"files": ["other.csv"]})
+    with pytest.raises(ValueError, match=OTHER) as caught:
+        prepare(hospital, monkeypatch)
+    assert "\n" not in str(caught.value)
+    # The same examples from other files, scaled otherwise, some of them for testing, are the same data set.
+    header, *lines = Path("visits.csv").read_text().splitlines()
+    for name, part in (("a.csv", lines[:35]), ("b.csv", lines[35:])):
+        Path(name).write_text("\n".join([header, *part]) + "\n")
+    for changes in ({"files": ["a.csv", "b.csv"], "standardise": False}, {"files": ["a.csv"], "test_files": ["b.csv"]}):
+        hospital.source = own.model_copy(update=changes)
+        assert prepare(hospital, monkeypatch) == 60 + 12
+    hospital.source = own.model_copy(update={"files": ["other.csv"]})
+    base.unlink()
+    assert prepare(hospital, monkeypatch) == 40 + 12
+
+
+def test_without_a_batch_that_counts_the_data_set_may_change(
+    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hospital.arrive("monday.csv", ["north"], 12)
+    hospital.take_in()
+    assert prepare(hospital, monkeypatch) == 60 + 12
+    Ledger(hospital.source).withdraw(1, "not ours")
+    # What was prepared holds the batch still.
+    hospital.arrive("sunday.csv", ["north"], 3)
+    Intake(hospital.incoming, hospital.source, load("data/datasets/csv")).run()
+    assert prepare(hospital, monkeypatch) == 60 + 3
+    Ledger(hospital.source).withdraw(2, "not ours either")
+    hospital.write(Path("other.csv"), ["north", "south"], 40)
+    hospital.source = hospital.source.model_copy(update={"files": ["other.csv"]})
+    assert prepare(hospital, monkeypatch) == 40
+    hospital.arrive("tuesday.csv", ["north"], 5)
+    hospital.take_in()
+    assert prepare(hospital, monkeypatch) == 40 + 5
 
 
 def test_a_batch_that_was_changed_is_noticed(hospital: Hospital) -> None:
