@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from filelock import FileLock, Timeout
 from prefect import flow, get_run_logger, task
@@ -19,6 +20,8 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
+from fedcore import config as settings
+from fedcore.config import validate_section
 from flows import gpus
 from flows.experiment import AFTER, LoggedOutput, StageError, reproduce, stage_environment, train_all
 from flows.night_pages import attach, end_lost_run, run_name
@@ -27,7 +30,7 @@ from flows.secret_values import secret_value
 from tasks.files import read_json
 from tasks.nightly import FOLDER, Night, begin, cut_off, ended
 from tasks.notify import notify
-from tasks.parameters import read_config
+from tasks.parameters import parse, read_config
 
 LOCK = Path("data/.nightly.lock")
 INTAKE, DRIFT, PROMOTION = (FOLDER / "steps" / f"{name}.json" for name in ("intake", "drift", "promotion"))
@@ -101,6 +104,7 @@ def _retrain(name: str, gpu: bool | None) -> State[Any]:
     if lost is not None:
         record.warnings.append(f"night {lost.name} did not come to its end: {lost.errors[-1]}")
     try:
+        record.enter(record.stage)
         renew(record, gpu)
     except Exception as error:
         record.errors.append(f"{record.stage}: {' '.join(str(error).split()) or type(error).__name__}")
@@ -156,23 +160,47 @@ def renew(night: Night, gpu: bool | None) -> None:
 
 
 def finish(night: Night) -> None:
-    """Write the report, attach it to the flow run, and tell those who want to know; never fails."""
+    """Write the report, attach it to the flow run, and tell those who want to know; never fails.
+
+    People are told even when the disk is full or another section of params.yaml is wrong.
+    """
     from tasks.accepted import now
 
     log = get_run_logger()
     night.ended = now()
+    night.warnings += _report(night)
     problems = attach(night)
     try:
-        problems += notify(night, read_config().notify, secret_value)
+        problems += notify(night, _whom(), secret_value)
     except Exception as error:
         problems += [f"notify: nobody was told ({type(error).__name__})"]
     for line in problems:
         log.warning(line)
-    night.warnings += problems
-    json_file, markdown_file = night.write()
-    ended()
+    if problems:
+        night.warnings += problems
+        _report(night)
+    with suppress(OSError):  # of a disk that cannot be written; the next night tells of this one again then
+        ended()
     (log.error if night.errors else log.info)("night %s: %s. %s", night.name, night.status, night.message)
+
+
+def _report(night: Night) -> list[str]:
+    """Write the report; return what went wrong, one line or none."""
+    log = get_run_logger()
+    try:
+        json_file, markdown_file = night.write()
+    except OSError as error:
+        log.error("the report of night %s could not be written: %s", night.name, error)
+        return [f"the report could not be written ({error})"]
     log.info("report: %s, %s", markdown_file, json_file)
+    return []
+
+
+def _whom() -> settings.Notify:
+    """Return the section ``notify`` alone: a mistake elsewhere is what people are to be told."""
+    path = Path("params.yaml")
+    values = parse(path.read_text(encoding="utf-8"), str(path))
+    return cast(settings.Notify, validate_section(settings.Notify, values.get("notify") or {}, ("notify",)))
 
 
 def command(arguments: list[str]) -> None:

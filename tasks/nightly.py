@@ -164,7 +164,7 @@ class Night:
 
 
 def begin(name: str, flow_run: str | None = None) -> Night:
-    """Return a new night, with a number after its name when there is one of that name.
+    """Return a new night, with a number after its name when there is one of that name; it enters its stages itself.
 
     Raises
     ------
@@ -177,9 +177,7 @@ def begin(name: str, flow_run: str | None = None) -> Night:
     while (FOLDER / f"{free}.json").exists():
         number += 1
         free = f"{name}-{number}"
-    night = Night(free, flow_run=flow_run)
-    night.enter("beginning")
-    return night
+    return Night(free, flow_run=flow_run)
 
 
 def cut_off() -> Night | None:

@@ -6,7 +6,9 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from ruamel.yaml import YAML
 
 from flows import nightly as module
 from tasks.files import read_json
+from tasks.nightly import Night
 from tests.pipeline.conftest import Project
 
 REPORTS = Path("reports/nightly")
@@ -161,10 +164,82 @@ def test_a_failed_step_ends_the_night_with_a_report(night: Callable[..., tuple[A
 
 def test_wrong_parameters_are_reported_too(night: Callable[..., tuple[Any, Tools]], project: Project) -> None:
     project.edit("train.lr", -1)
-    state, _ = night()
+    state, tools = night()
     assert state.is_failed()
     assert "params.yaml:" in report()["errors"][0]
-    assert report()["warnings"] == ["notify: nobody was told (ParametersError)"]
+    assert report()["warnings"] == []
+    assert tools.told == ["failed"]
+
+
+@pytest.fixture
+def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """What a server got that the environment names."""
+    got: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("HOOK", f"http://127.0.0.1:{server.server_port}/")
+    yield got
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_mistake_in_another_section_is_told(
+    night: Callable[..., tuple[Any, Tools]],
+    project: Project,
+    monkeypatch: pytest.MonkeyPatch,
+    webhook: list[dict[str, Any]],
+) -> None:
+    project.edit("notify", {"webhook": "HOOK"})
+    project.edit("train.lr", "0.1")
+    module.finish(Night("2027-01-30", errors=["check: train.lr"]))
+    assert [one["status"] for one in webhook] == ["failed"]
+    # One in the section itself is none that can be told.
+    project.edit("notify", {"webhook": "https://example.org"})
+    module.finish(Night("2027-01-29", errors=["check: train.lr"]))
+    assert len(webhook) == 1
+    assert report("2027-01-29")["warnings"] == ["notify: nobody was told (ConfigError)"]
+
+
+def test_a_full_disk_keeps_nobody_from_being_told(
+    night: Callable[..., tuple[Any, Tools]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: object, *_: object) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tasks.nightly.write_json", full)
+        patch.setattr("tasks.nightly.atomic_write_text", full)
+        state, tools = night()
+    assert tools.told == ["failed"]
+    assert state.is_failed()
+    assert "No space left on device: 'reports/nightly/.running.json'" in state.message
+    assert tools.called == []
+    state, tools = night()
+    assert (state.name, tools.told) == ("Completed", ["promoted"])
+
+
+def test_a_report_that_does_not_fit_is_told(
+    night: Callable[..., tuple[Any, Tools]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(path: object, *_: object) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("tasks.nightly.atomic_write_text", full)
+    state, tools = night()
+    assert tools.told == ["promoted"]
+    assert state.name == "CompletedWithWarnings"
+    assert "the report could not be written ([Errno 28] No space left on device" in state.message
+    assert not (REPORTS / ".running.json").exists(), "the next night would call it cut off"
 
 
 def test_warnings_show_in_the_name_of_the_state(night: Callable[..., tuple[Any, Tools]]) -> None:

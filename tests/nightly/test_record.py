@@ -171,7 +171,7 @@ def test_a_night_cut_off_while_promoting_says_that_it_may_have() -> None:
 
 
 def test_a_damaged_mark_is_forgotten() -> None:
-    nightly.begin("2027-01-31")
+    nightly.begin("2027-01-31").enter("beginning")
     nightly.RUNNING.write_text('{"name": 3, "unknown": 1}')
     assert nightly.cut_off() is None
     assert not nightly.RUNNING.exists()
