@@ -8,6 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from httpx import HTTPError
+from prefect.exceptions import PrefectException
+
 from flows import gpus
 from flows.experiment import gpu_leases
 from flows.instance import owner
@@ -29,10 +32,16 @@ def status(root: Path) -> tuple[list[str], bool]:
     healthy = is_healthy(url)
     if not healthy:
         return [*_not_running(root, pid, address(url)[1]), *_files(root)], False
-    workers, recent, upcoming = _records()
+    serving = f"serving  {f'process {pid}' if pid else 'no, yet a server answers: `make stop`, then `make serve`'}"
+    server = f"server   {url.removesuffix('/api')}"
+    try:
+        workers, recent, upcoming = _records()
+    except (HTTPError, PrefectException) as error:
+        why = f"it may be starting, or another Prefect server that knows no pool '{POOL}' ({type(error).__name__})"
+        return [serving, f"{server} answers, but not with what `make serve` sets up; {why}", *_files(root)], False
     lines = [
-        f"serving  {f'process {pid}' if pid else 'no, yet a server answers: `make stop`, then `make serve`'}",
-        f"server   {url.removesuffix('/api')}",
+        serving,
+        server,
         f"worker   {', '.join(workers) or 'none; it is starting, or see .prefect/logs/worker.log'}",
     ]
     lines += [f"last     {_past(run)}" for run in recent] or ["last     no run yet"]
