@@ -107,6 +107,9 @@ def prepare_database(root: Path) -> None:
             if file.exists():
                 with closing(sqlite3.connect(file)) as old, closing(sqlite3.connect(copy)) as new:
                     old.backup(new)
+            else:
+                # Of a database that was moved away: SQLite would write its old pages into the new one.
+                Path(f"{file}-journal").unlink(missing_ok=True)
             try:
                 _build_schema(f"sqlite:///{copy}", root)
             except Exception as error:

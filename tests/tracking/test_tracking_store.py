@@ -129,6 +129,16 @@ def test_a_writer_killed_in_a_transaction_leaves_a_database_that_opens_as_it_was
     assert not journal.exists()
 
 
+def test_the_journal_of_a_database_that_was_moved_away_does_not_reach_the_new_one(root: Path) -> None:
+    python(KILLED_WRITER, root).communicate()
+    (root / "mlruns" / "mlflow.db").rename(root / "away.db")
+    prepare_database(root)
+    before = (root / "mlruns" / "mlflow.db").read_bytes()
+    assert open_client(root).get_experiment("0").name == "Default"
+    assert (root / "mlruns" / "mlflow.db").read_bytes() == before
+    assert not (root / "mlruns" / "mlflow.db-journal").exists()
+
+
 def test_a_database_that_cannot_be_opened_now_is_not_called_damaged(root: Path) -> None:
     (root / "mlruns" / "mlflow.db-journal").mkdir()
     with pytest.raises(ValueError, match=r"mlflow\.db: cannot be opened now \(.*\); it need not be damaged"):
