@@ -62,7 +62,7 @@ def main() -> None:
     config, lineage = describe(plan, arguments.seed, training, table)
     key = config["run_key"]
     name = f"{plan['label']}-{arguments.seed}"
-    checkpoint = Checkpoint(arguments.checkpoints / f"{name}-{key[:16]}.safetensors", key)
+    checkpoint = Checkpoint(arguments.checkpoints / f"{name}-{key[:16]}.safetensors", key, _warn)
     # By name, not by key: one that goes on with other settings would write the same run folder. The processes of an
     # executor were forked before, so that none of them keeps the lock when this process is gone.
     lock = alone(arguments.checkpoints / f"{name}.lock", partial(_wait, name))
@@ -98,6 +98,10 @@ def is_finished(run: Path, lineage: dict[str, Any]) -> bool:
 
 def _wait(name: str, holder: str) -> None:
     print(f"note: {name}: waiting for {holder}, which is training it", file=sys.stderr, flush=True)
+
+
+def _warn(line: str) -> None:
+    print(f"warning: {line}", file=sys.stderr)
 
 
 def make_training(plan: dict[str, Any], seed: int, federation: Federation) -> Training:

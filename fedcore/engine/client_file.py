@@ -22,6 +22,8 @@ _CLIENTS, _PLACES = "#clients", "#places"  # no client's path begins so
 class ClientFile:
     """Records in a file; one that several stores hold is never written over.
 
+    A record that the disk damages passes unnoticed: a checkpoint's checksum covers where it is, not what it holds.
+
     Parameters
     ----------
     path : Path or None

@@ -2,7 +2,9 @@
 
 import json
 
+import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
 
 from fedcore.engine.checkpoint import Checkpoint
@@ -89,6 +91,48 @@ def test_a_checkpoint_of_another_run_or_half_a_file_is_ignored(tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     assert Checkpoint(path, "key").load(toys.CPU) is None
     assert Checkpoint(tmp_path / "none.safetensors", "key").load(toys.CPU) is None
+
+
+def test_a_flipped_bit_anywhere_in_a_checkpoint_is_said_and_the_training_starts_anew(tmp_path):
+    path, said = tmp_path / "run.safetensors", []
+
+    def training():
+        return toys.training(toys.composition("scaffold"), rounds=3, checkpoint_every=2)
+
+    with pytest.raises(StoppedError):
+        training().run(StopsAt(3), Checkpoint(path, "key"))
+    whole = path.read_bytes()
+    for bit in np.random.default_rng(0).integers(8 * len(whole), size=300).tolist():
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        assert Checkpoint(path, "key", said.append).load(toys.CPU) is None, bit
+    assert said == [f"{path}: this checkpoint is damaged; the training starts anew"] * 300
+    reference, again, tracker = training(), training(), StopsAt(None)
+    reference.run()
+    again.run(tracker, Checkpoint(path, "key"))
+    assert tracker.resumed_at == 0
+    assert leftovers(again) == leftovers(reference)
+    path.write_bytes(whole)
+    assert Checkpoint(path, "key", said.append).load(toys.CPU) is not None
+    assert len(said) == 300
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8])
+def test_tensors_of_any_kind_and_shape_come_back(tmp_path, dtype):
+    tensors = {
+        "a": torch.ones((), dtype=dtype),
+        "b": torch.zeros(0, 3, dtype=dtype),
+        "c": torch.ones(2, 3, dtype=dtype).T,
+    }
+    checkpoint = Checkpoint(tmp_path / "run.safetensors", "key")
+    checkpoint.save(tensors, {"round": 1})
+    loaded = checkpoint.load(toys.CPU)
+    assert loaded is not None
+    assert loaded[1] == {"round": 1}
+    for name, tensor in tensors.items():
+        assert loaded[0][name].dtype == dtype
+        assert torch.equal(loaded[0][name], tensor)
 
 
 def test_checkpoints_hold_no_code(tmp_path):
