@@ -103,3 +103,16 @@ def test_a_second_run_does_nothing_and_a_change_reruns_one_method(tmp_path: Path
     project.edit("methods.ours", {"method": "scaffold", "add": {"dbe": {"kappa": 2.0}}})
     ran = {line.split("'")[1] for line in _finish(project, "repro").splitlines() if line.startswith("Running stage")}
     assert ran == {"check", "plan", "train@ours-0", "compare", "report", "register"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("section", "key"), [("gate", "confidense"), ("incoming", "folders"), ("notify", "webhok")])
+def test_a_mistake_in_a_section_that_no_stage_reads_is_seen(tmp_path: Path, section: str, key: str) -> None:
+    project = copy_project(tmp_path)
+    _finish(project, "repro", "check")
+    assert "Running stage" not in _finish(project, "repro", "check")
+    project.edit(section, {key: "x"})
+    process = _dvc(project, "repro", "check")
+    output, _ = process.communicate()
+    assert process.returncode != 0
+    assert f"{section}.{key}: unknown key '{key}'" in output
