@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from filelock import FileLock, Timeout
 from prefect import flow, get_run_logger, task
@@ -20,8 +20,6 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
-from fedcore import config as settings
-from fedcore.config import validate_section
 from flows import gpus
 from flows.experiment import AFTER, LoggedOutput, StageError, reproduce, stage_environment, train_all
 from flows.night_pages import attach, end_lost_run, run_name
@@ -29,8 +27,8 @@ from flows.processes import run
 from flows.secret_values import secret_value
 from tasks.files import read_json
 from tasks.nightly import FOLDER, Night, begin, cut_off, ended
-from tasks.notify import notify
-from tasks.parameters import parse, read_config
+from tasks.notify import notify, read_section
+from tasks.parameters import read_config
 
 LOCK = Path("data/.nightly.lock")
 INTAKE, DRIFT, PROMOTION = (FOLDER / "steps" / f"{name}.json" for name in ("intake", "drift", "promotion"))
@@ -171,7 +169,7 @@ def finish(night: Night) -> None:
     night.warnings += _report(night)
     problems = attach(night)
     try:
-        problems += notify(night, _whom(), secret_value)
+        problems += notify(night, read_section(), secret_value)
     except Exception as error:
         problems += [f"notify: nobody was told ({type(error).__name__})"]
     for line in problems:
@@ -194,13 +192,6 @@ def _report(night: Night) -> list[str]:
         return [f"the report could not be written ({error})"]
     log.info("report: %s, %s", markdown_file, json_file)
     return []
-
-
-def _whom() -> settings.Notify:
-    """Return the section ``notify`` alone: a mistake elsewhere is what people are to be told."""
-    path = Path("params.yaml")
-    values = parse(path.read_text(encoding="utf-8"), str(path))
-    return cast(settings.Notify, validate_section(settings.Notify, values.get("notify") or {}, ("notify",)))
 
 
 def command(arguments: list[str]) -> None:

@@ -10,11 +10,15 @@ import urllib.request
 from collections.abc import Callable
 from email.message import EmailMessage
 from http.client import HTTPException
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
+from fedcore import config as settings
+from fedcore.config import validate_section
+from tasks.parameters import parse
+
 if TYPE_CHECKING:
-    from fedcore import config as settings
     from tasks.nightly import Night
 
 TIMEOUT = 20.0  # seconds
@@ -24,6 +28,20 @@ Lookup = Callable[[str], str | None]
 
 class NotifyError(RuntimeError):
     """Nobody was told; the message holds no secret."""
+
+
+def read_section(path: Path | str = "params.yaml") -> settings.Notify:
+    """Read the section ``notify`` alone: a mistake elsewhere is what people are to be told.
+
+    Raises
+    ------
+    ValueError
+        When the file is no YAML, or the section is wrong.
+    """
+    values = parse(Path(path).read_text(encoding="utf-8"), str(path))
+    section = validate_section(settings.Notify, values.get("notify") or {}, ("notify",))
+    assert isinstance(section, settings.Notify)
+    return section
 
 
 def notify(night: Night, section: settings.Notify, lookup: Lookup) -> list[str]:
