@@ -132,7 +132,7 @@ class Ledger:
             self._remember(base)
         elif read_json(self._base).get("sha256") != _rows_hash(base):
             raise ValueError(
-                f"{self.folder}: its {len(self._counting)} batches were taken in for other examples than the section"
+                f"{self.folder}: its batches ({len(self._counting)}) were taken in for other examples than the section"
                 f" `dataset` gives now; change that back, move {self.folder} away to begin anew, or remove"
                 f" {self._base} to add them to these examples"
             )

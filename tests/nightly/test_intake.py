@@ -341,7 +341,7 @@ def test_the_ledger_refuses_another_meaning(hospital: Hospital) -> None:
     Ledger(hospital.source.model_copy(update={"files": ["elsewhere.csv"], "standardise": False}))
 
 
-OTHER = r"^data/accepted/csv: its 1 batches were taken in for other examples than the section `dataset` gives now; .*"
+OTHER = r"^data/accepted/csv: its batches \(1\) were taken in for other examples than the section `dataset` gives .*"
 
 
 def prepare(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> int:
