@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import time
-import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from fedcore import config as settings
 from fedcore.data import partitions, sources
-from fedcore.data.dataset import Dataset, load
-from fedcore.data.sources import deliveries
+from fedcore.data.dataset import Dataset
 from tasks import accepted as accepted_module
-from tasks import prepare as prepare_step
-from tasks.accepted import Ledger, sha256_of
+from tasks.accepted import Ledger
 from tasks.files import read_json
 from tasks.intake import Intake
 from tests.nightly.conftest import Hospital, image_files
-from tests.pipeline.test_full_disk import full_disk
 
 LEDGER = Path("data/accepted/csv/ledger.json")
 
@@ -190,111 +183,6 @@ def test_an_interruption_anywhere_is_made_good_by_the_next_run(
     assert not list(Path("data/incoming").iterdir())
 
 
-@pytest.mark.parametrize("pull", [None, "deliveries"])
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        (os.fsdecode(b"m\xe4rz.csv"), "its name is not UTF-8; rename it"),
-        ("m" * 240 + ".csv", "its name is 244 bytes long, at most 200 will do; rename it"),
-        ("gone.csv", r"gone\.csv: it could not be read \(No such file or directory\)"),
-        ("huge.csv", r"huge\.csv: it could not be read \(the memory does not suffice\)"),
-    ],
-)
-def test_what_cannot_be_looked_at_stays_and_stops_nothing(
-    hospital: Hospital, monkeypatch: pytest.MonkeyPatch, pull: str | None, name: str, reason: str
-) -> None:
-    hospital.incoming = settings.Incoming(quiet_seconds=0.0, pull=pull)
-    folder = Path(pull or "data/incoming")
-    hospital.write(folder / name, ["north"], 5)
-    hospital.write(folder / "z.csv", ["north"], 7)
-    content = (folder / name).read_bytes()
-    if name == "gone.csv":
-        (folder / name).rename("away.csv")
-        (folder / name).symlink_to("nowhere.csv")
-    read = deliveries.read
-
-    def short_of_memory(source: settings.Dataset, data: Dataset, path: Path) -> Dataset:
-        if path.name == "huge.csv":
-            raise MemoryError
-        return read(source, data, path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(deliveries, "read", short_of_memory)
-        for night in range(2):
-            taken = hospital.take_in()
-            assert [batch.rows for batch in taken.accepted] == ([7] if night == 0 else [])
-            (found,) = taken.rejected
-            assert found["file"] == name.replace("\udce4", "\\udce4")
-            assert re.search(f"{reason}; it stays where it is$", found["reason"])
-            json.dumps(taken.as_dict(), ensure_ascii=False).encode()
-            "\n".join(taken.lines()).encode()
-    assert Ledger(hospital.source).rejections == []
-    assert not Path("data/rejected").exists()
-    # Mended, it comes: nothing was lost, nothing remembered.
-    (folder / name).unlink()
-    (folder / "right.csv").write_bytes(content)
-    assert [batch.rows for batch in hospital.take_in().accepted] == [5]
-
-
-def test_a_header_that_promises_more_than_there_is_takes_no_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("data/incoming").mkdir(parents=True)
-    base = Dataset("npz", np.zeros((2, 1), np.float32), np.array([0, 1]), ("0", "1"), (0.0,), (1.0,), 2)
-    for wrong, number in (("labels", 0), ("inputs", 1)):
-        with zipfile.ZipFile(f"data/incoming/{number}.npz", "w") as archive:
-            for name, array in (("inputs", np.array([[1.0], [2.0]])), ("labels", np.array([0, 1]))):
-                with archive.open(f"{name}.npy", "w") as file:
-                    shape = (10**13, *array.shape[1:]) if name == wrong else array.shape
-                    header = {"descr": array.dtype.str, "fortran_order": False, "shape": shape}
-                    np.lib.format.write_array_header_1_0(file, header)
-                    file.write(array.tobytes())
-    np.savez("data/incoming/good.npz", inputs=[[3.0]], labels=[1])
-    source = settings.NpzData(name="npz", files=["none.npz"])
-    found = take(source, base)
-    assert "array 'labels' of shape [10000000000000] takes 80000000000000 bytes, 16 are there" in found[0]
-    assert "array 'inputs' of shape [10000000000000, 1] takes 80000000000000 bytes, 16 are there" in found[1]
-    assert [batch.labels.tolist() for batch in Ledger(source).read()] == [[1]]
-
-
-def test_a_folder_may_hold_names_that_are_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    image_files(Path("images"), {"cat": 3, "dog": 3})
-    image_files(Path("data/incoming/one"), {os.fsdecode(b"k\xe4"): 2})
-    source = settings.ImageFolderData(name="image_folder", root="images")
-    (reason,) = take(source)
-    assert "no class of the data set" in reason
-    assert [line.reason for line in Ledger(source).rejections] == [reason]
-
-
-@pytest.mark.parametrize(("ahead", "waits"), [(10.0, True), (4000.0, False)])
-def test_a_time_in_the_future_waits_no_longer_than_one_that_is_past(
-    hospital: Hospital, ahead: float, waits: bool
-) -> None:
-    hospital.incoming = settings.Incoming(quiet_seconds=600.0)
-    hospital.arrive("tomorrow.csv", ["north"], 5)
-    os.utime("data/incoming/tomorrow.csv", (time.time() + ahead,) * 2)
-    taken = hospital.take_in()
-    assert (taken.waiting, taken.rows) == ((["tomorrow.csv"], 0) if waits else ([], 5))
-
-
-@pytest.mark.parametrize("pull", [None, "deliveries"])
-def test_a_full_disk_rejects_nothing(hospital: Hospital, pull: str | None) -> None:
-    """Good data stay where they are, are not remembered as wrong, and come once there is room."""
-    hospital.incoming = settings.Incoming(quiet_seconds=0.0, pull=pull)
-    arrived = Path(pull or "data/incoming") / "monday.csv"
-    hospital.write(arrived, ["north"], 2000)
-    intake = Intake(hospital.incoming, hospital.source, hospital.data())
-    with full_disk(), pytest.raises(OSError, match=r"File too large|requested and"):
-        intake.run()
-    assert arrived.exists()
-    assert not Path("data/rejected").exists()
-    assert not Path("data/archive").exists()
-    assert (Ledger(hospital.source).batches, Ledger(hospital.source).rejections) == ([], [])
-    assert [(batch.file, batch.rows) for batch in hospital.take_in().accepted] == [("monday.csv", 2000)]
-
-
 def test_a_pulled_folder_is_read_in_place_and_only_once(hospital: Hospital) -> None:
     """DVC owns that folder, and brings every file of it again every night."""
     hospital.incoming = settings.Incoming(quiet_seconds=0.0, pull="deliveries")
@@ -313,121 +201,6 @@ def test_a_pulled_folder_is_read_in_place_and_only_once(hospital: Hospital) -> N
     assert sorted(path.name for path in Path("deliveries").iterdir()) == ["bad.csv", "monday.csv", "tuesday.csv"]
     assert not Path("data/rejected").exists()
     assert [(line["file"], line["reason"][:7]) for line in read_json(LEDGER)["rejections"]] == [("bad.csv", "deliver")]
-
-
-def test_a_batch_that_was_withdrawn_counts_no_longer(hospital: Hospital) -> None:
-    for day in ("monday", "tuesday"):
-        hospital.arrive(f"{day}.csv", ["north"], 5)
-    hospital.take_in()
-    ledger = Ledger(hospital.source)
-    ledger.withdraw(1, "labels were shuffled")
-    assert hospital.data().inputs[60:, 0].tolist() == [66, 67, 68, 69, 70]
-    assert Ledger(hospital.source).batches[0].withdrawn.startswith("labels were shuffled (20")
-    for number in (1, 3):
-        with pytest.raises(ValueError, match=rf"no batch {number} to withdraw\. Valid: 2$"):
-            ledger.withdraw(number, "again")
-    hospital.arrive("wednesday.csv", ["north"], 5)
-    assert [batch.number for batch in hospital.take_in().accepted] == [3]
-
-
-def test_the_ledger_refuses_another_meaning(hospital: Hospital) -> None:
-    hospital.arrive("monday.csv", ["north"])
-    hospital.take_in()
-    changed = hospital.source.model_copy(update={"label": "outcome"})
-    with pytest.raises(
-        ValueError, match=r"were taken in with dataset\.label 'readmitted', now it is 'outcome'; change"
-    ):
-        Ledger(changed)
-    Ledger(hospital.source.model_copy(update={"files": ["elsewhere.csv"], "standardise": False}))
-
-
-OTHER = r"^data/accepted/csv: its batches \(1\) were taken in for other examples than the section `dataset` gives .*"
-
-
-def prepare(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run the stage `prepare`; return how many rows it wrote."""
-    monkeypatch.setattr(prepare_step, "read_config", lambda: SimpleNamespace(dataset=hospital.source))
-    monkeypatch.setattr("sys.argv", ["prepare", "--out", "data/datasets/csv"])
-    prepare_step.main()
-    return len(np.load("data/datasets/csv/labels.npy", allow_pickle=False))
-
-
-@pytest.mark.parametrize("adopted", [False, True])
-def test_batches_are_not_added_to_another_data_set(
-    hospital: Hospital, monkeypatch: pytest.MonkeyPatch, adopted: bool
-) -> None:
-    hospital.arrive("monday.csv", ["north"], 12)
-    hospital.take_in()
-    base = Path("data/accepted/csv/base.json")
-    if adopted:  # a ledger of before there was such a file
-        base.unlink()
-    assert prepare(hospital, monkeypatch) == 60 + 12
-    own = hospital.source
-    hospital.write(Path("other.csv"), ["north", "south"], 40)
-    hospital.source = own.model_copy(update={"files": ["other.csv"]})
-    with pytest.raises(ValueError, match=OTHER) as caught:
-        prepare(hospital, monkeypatch)
-    assert "\n" not in str(caught.value)
-    # The same examples from other files, scaled otherwise, some of them for testing, are the same data set.
-    header, *lines = Path("visits.csv").read_text().splitlines()
-    for name, part in (("a.csv", lines[:35]), ("b.csv", lines[35:])):
-        Path(name).write_text("\n".join([header, *part]) + "\n")
-    for changes in ({"files": ["a.csv", "b.csv"], "standardise": False}, {"files": ["a.csv"], "test_files": ["b.csv"]}):
-        hospital.source = own.model_copy(update=changes)
-        assert prepare(hospital, monkeypatch) == 60 + 12
-    hospital.source = own.model_copy(update={"files": ["other.csv"]})
-    base.unlink()
-    assert prepare(hospital, monkeypatch) == 40 + 12
-
-
-def test_without_a_batch_that_counts_the_data_set_may_change(
-    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hospital.arrive("monday.csv", ["north"], 12)
-    hospital.take_in()
-    assert prepare(hospital, monkeypatch) == 60 + 12
-    Ledger(hospital.source).withdraw(1, "not ours")
-    # What was prepared holds the batch still.
-    hospital.arrive("sunday.csv", ["north"], 3)
-    Intake(hospital.incoming, hospital.source, load("data/datasets/csv")).run()
-    assert prepare(hospital, monkeypatch) == 60 + 3
-    Ledger(hospital.source).withdraw(2, "not ours either")
-    hospital.write(Path("other.csv"), ["north", "south"], 40)
-    hospital.source = hospital.source.model_copy(update={"files": ["other.csv"]})
-    assert prepare(hospital, monkeypatch) == 40
-    hospital.arrive("tuesday.csv", ["north"], 5)
-    hospital.take_in()
-    assert prepare(hospital, monkeypatch) == 40 + 5
-
-
-def test_a_batch_that_was_changed_is_noticed(hospital: Hospital) -> None:
-    hospital.arrive("monday.csv", ["north"])
-    hospital.take_in()
-    folder = Ledger(hospital.source).folder / Ledger(hospital.source).batches[0].folder
-    labels = np.load(folder / "labels.npy", allow_pickle=False)
-    np.save(folder / "labels.npy", 1 - labels, allow_pickle=False)
-    with pytest.raises(ValueError, match="differ from the content hash"):
-        hospital.data()
-
-
-def test_a_damaged_ledger_is_one_line(hospital: Hospital) -> None:
-    LEDGER.parent.mkdir(parents=True)
-    LEDGER.write_text(json.dumps({"batches": [{"number": 1}], "rejections": [], "dataset": {}}))
-    with pytest.raises(ValueError, match=r"ledger\.json: not a ledger of accepted batches") as caught:
-        hospital.data()
-    assert "\n" not in str(caught.value)
-
-
-def test_the_hash_of_a_folder_tells_its_files_apart(tmp_path: Path) -> None:
-    for name in ("a", "b", "c"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "a" / "x").write_text("1")
-    (tmp_path / "b" / "x").write_text("1")
-    (tmp_path / "c" / "y").write_text("1")
-    assert sha256_of(tmp_path / "a") == sha256_of(tmp_path / "b") != sha256_of(tmp_path / "c")
-
-
-# --- other kinds of data ---------------------------------------------------------------------------------------------
 
 
 def take(source: settings.Dataset, data: Dataset | None = None) -> list[str]:

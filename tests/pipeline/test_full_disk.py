@@ -33,10 +33,8 @@ def full_disk(size: int = LIMIT) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.fixture
-def prepared(project: Project, step: Step) -> Project:
-    """A project with everything that a training needs."""
-    project.edit("train.checkpoint_every", 1)
+def make_inputs(step: Step) -> None:
+    """Run all steps that a training needs."""
     where = ("--dataset", "data/set")
     for main, *given in (
         (prepare.main, "--out", "data/set"),
@@ -46,6 +44,13 @@ def prepared(project: Project, step: Step) -> Project:
         (plan.main, *PLAN),
     ):
         assert step(main, *given)[0] == 0
+
+
+@pytest.fixture
+def prepared(project: Project, step: Step) -> Project:
+    """A project with everything that a training needs."""
+    project.edit("train.checkpoint_every", 1)
+    make_inputs(step)
     return project
 
 

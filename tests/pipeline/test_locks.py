@@ -14,10 +14,10 @@ from typing import NoReturn
 
 import pytest
 
-from tasks import partition, plan, prepare, pseudo, train, virtual
+from tasks import train
 from tasks.locks import alone
 from tests.pipeline.conftest import Project
-from tests.pipeline.test_bad_input import PARTITION, PLAN
+from tests.pipeline.test_full_disk import make_inputs
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -140,16 +140,8 @@ def prepared(project: Project, step: Callable[..., tuple[int, list[str]]]) -> Pr
     project.parameters["methods"] = {"scaffold": {}}
     project.parameters["compare"]["baseline"] = "scaffold"
     project.edit("train", settings)
-    where = ("--dataset", "data/set")
-    for main, *given in (
-        (prepare.main, "--out", "data/set"),
-        (partition.main, *PARTITION),
-        (virtual.main, *where, "--out", "data/virtual"),
-        (pseudo.main, *where, "--partition", "data/p.npz", "--out", "data/pseudo"),
-        (plan.main, *PLAN),
-        (train.main, *training("untouched")),
-    ):
-        assert step(main, *given)[0] == 0
+    make_inputs(step)
+    assert step(train.main, *training("untouched"))[0] == 0
     return project
 
 
