@@ -23,7 +23,6 @@ from fedcore.models.net import Net
 from fedcore.trees import Tree, flatten
 
 _FACTS = ("next_round", "download_bytes", "upload_bytes", "history", "timing")
-_COUNTS = ("participations", "velocities")
 
 
 @dataclass(frozen=True)
@@ -34,14 +33,12 @@ class Selection:
     round: int
     server: Server
     store: ClientStore
-    participations: NDArray[np.int64]  # as of that round, like velocities: adaptation depends on them
-    velocities: NDArray[np.float64]
+    participations: NDArray[np.int64]  # as of that round: learning rates of adaptation depend on them
     clients: dict[Split, Scores]
 
     def restored(self, progress: Progress) -> Progress:
         """Return `progress` with all that models of the chosen round were made of."""
-        counts = {name: getattr(self, name) for name in _COUNTS}
-        return replace(progress, server=self.server, store=self.store, **counts)
+        return replace(progress, server=self.server, store=self.store, participations=self.participations)
 
 
 @dataclass
@@ -102,7 +99,7 @@ class Progress:
             accuracy = result.metrics.get(f"{view}/val/accuracy", float(round))
             best = self.selected.get(view)
             if f"{view}/test/accuracy" in result.metrics and (best is None or accuracy > best.accuracy):
-                models = self.server, self.store.copy(), self.participations.copy(), self.velocities.copy()
+                models = self.server, self.store.copy(), self.participations.copy()
                 self.selected[view] = Selection(accuracy, round, *models, result.clients)
         best_unseen = best_row([*self.history, result.metrics], "unseen/val/accuracy") or result.metrics
         if "unseen/test/accuracy" in result.metrics and best_unseen is result.metrics:
@@ -113,13 +110,14 @@ def save(progress: Progress, checkpoint: Checkpoint) -> None:
     """Write a checkpoint."""
     progress.store.sync()
     tensors = _models_out("", progress.server, progress.store)
-    tensors.update(_counts_out("", progress))
+    tensors["participations"] = torch.from_numpy(progress.participations)
+    tensors["velocities"] = torch.from_numpy(progress.velocities)
     tensors.update(_scores_out("last", progress.last))
     tensors.update(_scores_out("unseen", progress.unseen))
     for view, chosen in progress.selected.items():
         at = f"selected/{view}"
         tensors.update(_models_out(f"{at}/", chosen.server, chosen.store))
-        tensors.update(_counts_out(f"{at}/", chosen))
+        tensors[f"{at}/participations"] = torch.from_numpy(chosen.participations)
         tensors.update(_scores_out(f"{at}/scores", chosen.clients))
     if progress.snapshots:
         tensors.update({f"snapshots/{path}": leaf for path, leaf in progress.snapshots.tensors().items()})
@@ -149,9 +147,11 @@ def resume(progress: Progress, checkpoint: Checkpoint, device: torch.device) -> 
     for view, (accuracy, round) in facts["chosen"].items():
         at = f"selected/{view}/"
         scores = _scores_in(below(f"{at}scores/"))
-        progress.selected[view] = Selection(accuracy, round, *models(at), *_counts_in(tensors, at), scores)
+        participations = tensors[f"{at}participations"].cpu().numpy()
+        progress.selected[view] = Selection(accuracy, round, *models(at), participations, scores)
     progress.server, progress.store = models("")
-    progress.participations, progress.velocities = _counts_in(tensors, "")
+    progress.participations = tensors["participations"].cpu().numpy()
+    progress.velocities = tensors["velocities"].cpu().numpy()
     progress.last = _scores_in(below("last/"))
     progress.unseen = _scores_in(below("unseen/"))
     kept = below("snapshots/")
@@ -172,15 +172,6 @@ def _models_out(prefix: str, server: Server, store: ClientStore) -> dict[str, to
         **{f"{prefix}initial/{k}": v for k, v in flatten(store.initial).items()},
         **{f"{prefix}client/{k}": v for k, v in store.state_dict().items()},
     }
-
-
-def _counts_out(prefix: str, of: Progress | Selection) -> dict[str, torch.Tensor]:
-    return {f"{prefix}{name}": torch.from_numpy(getattr(of, name)) for name in _COUNTS}
-
-
-def _counts_in(tensors: Mapping[str, torch.Tensor], prefix: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    participations, velocities = (tensors[f"{prefix}{name}"].cpu().numpy() for name in _COUNTS)
-    return participations, velocities
 
 
 def _scores_out(prefix: str, scores: Mapping[Split, Scores]) -> dict[str, torch.Tensor]:
