@@ -82,6 +82,13 @@ def test_what_unseen_clients_scored_in_their_best_round_survives(tmp_path):
     assert_resumes(make, Checkpoint(tmp_path / "run.safetensors", "key"))
 
 
+def test_what_kept_momentum_brings_along_is_resumed(tmp_path):
+    """SCAFFOLD divides by it."""
+    settings = {"rounds": 7, "checkpoint_every": 2, "momentum": 0.9, "momentum_state": "kept", "lr": 0.01}
+    checkpoint = Checkpoint(tmp_path / "run.safetensors", "key")
+    assert_resumes(lambda: toys.training(toys.composition("scaffold"), **settings), checkpoint)
+
+
 def test_a_checkpoint_of_another_run_or_half_a_file_is_ignored(tmp_path):
     path = tmp_path / "run.safetensors"
     with pytest.raises(StoppedError):
